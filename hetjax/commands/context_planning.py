@@ -12,10 +12,10 @@ from hetjax.configuration import Configuration, PlannerSettings
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
 from hetjax.mesh.quantities import format_seconds
-from hetjax.planner import Found, Plan, PlanningProblem, predict
+from hetjax.planner import Found, Plan, PlanningProblem
 from hetjax.planner.harp.microbatches import notes_of
 from hetjax.planner.hexiseq.context_choice import ContextChoice
-from hetjax.planner.hexiseq.context_pipelines import MOST_STAGES, context_pipelines
+from hetjax.planner.hexiseq.context_pipelines import MOST_STAGES, context_pipelines, planned
 from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
 from hetjax.planner.hexiseq.predicted_choice import PREDICTED, Chosen, best_that_fits
 from hetjax.planner.predictions.schedule_choice import choose_schedule
@@ -167,8 +167,7 @@ def _best_pipelines(
     best: tuple[PlanningProblem, Plan] | None = None
     for count, pipelines in sorted(found, key=lambda pair: pair[1].seconds)[:PREDICTED]:
         problem = problems.traced(count)
-        plan = predict(pipelines.plan(problem), problem)
-        plan = choose_schedule(plan, problem.options.schedule)
+        plan = choose_schedule(planned(problem, pipelines), problem.options.schedule)
         if plan.predicted.fits and plan.predicted.step_time < least:
             least, best = plan.predicted.step_time, (problem, plan)
     return best

@@ -30,9 +30,11 @@ from hetjax.planner import (
 )
 from hetjax.planner.hexiseq.context_choice import context_models
 from hetjax.planner.hexiseq.context_layouts import layouts
-from hetjax.planner.hexiseq.context_pipelines import ContextPipelines, context_pipelines
+from hetjax.planner.hexiseq.context_pipelines import ContextPipelines, context_pipelines, planned
+from hetjax.planner.hexiseq.single_members import SingleMembers
 from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import validate, validate_for
+from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.predictions.context_moves import context_moves
 
 BLOCKS, LENGTH, EXAMPLES = 6, 128, 8
@@ -42,19 +44,23 @@ BATCH = {"tokens": np.random.default_rng(0).integers(0, 64, (EXAMPLES, LENGTH + 
 OPTIMIZER = optax.adam(1e-3)
 
 
-def islands(bandwidth: float) -> Cluster:
-    """Two islands of two devices, one twice as fast as the other, with a link of some bytes/s."""
+def islands(bandwidth: float, memory: int = 10**9, host_memory: int | None = None) -> Cluster:
+    """Two islands of two devices, one twice as fast as the other, with a link of some bytes/s.
+
+    The slower one has as much memory as is said.
+    """
     near, far = Link(1e10, 1e-6), Link(bandwidth, 1e-5)
     parts = tuple(
         Subcluster(
             f"speed-{speed}",
-            DeviceKind(f"speed-{speed}", {"float32": speed * 1e9}, 10**9, speed * 1e9, "made up"),
+            DeviceKind(f"speed-{speed}", {"float32": speed * 1e9}, size, speed * 1e9, "made up"),
             1,
             2,
             near,
             near,
+            host_memory_bytes=host_memory,
         )
-        for speed in (2, 1)
+        for speed, size in ((2, 10**9), (1, memory))
     )
     return Cluster("two islands", parts, ((parts[0].name, parts[1].name, far),))
 
@@ -79,8 +85,9 @@ def problem_on(
 
 def best_pipelines(problem: PlanningProblem) -> tuple[ContextPipelines, Plan]:
     found = context_pipelines(problem, 4)
-    planned = [(each, predict(each.plan(problem), problem)) for each in found]
-    return min(planned, key=lambda pair: pair[1].predicted.step_time)
+    plans = [(each, planned(problem, each)) for each in found]
+    fitting = [pair for pair in plans if pair[1].predicted.fits]
+    return min(fitting, key=lambda pair: pair[1].predicted.step_time)
 
 
 @pytest.mark.parametrize(("bandwidth", "wins"), [(2e6, True), (1e10, False)])
@@ -98,10 +105,12 @@ def test_a_pipeline_of_islands_wins_where_they_are_far_apart(bandwidth: float, w
 
 
 def test_the_faster_island_has_more_blocks():
-    (first, *_) = context_pipelines(problem_on(islands(2e6)), 4)
+    problem = problem_on(islands(2e6))
+    (first, *_) = context_pipelines(problem, 4)
     (pipeline,) = first.pipelines
-    counts = {c.schedule.split.devices: c.model.work.layers for c in pipeline.choices}
-    assert counts == {(0, 1): 4, (2, 3): 2}
+    stages = first.plan(problem).stages
+    counts = dict(zip((each.subclusters_text for each in stages), pipeline.choices, strict=True))
+    assert {name: each.blocks for name, each in counts.items()} == {"speed-2": 4, "speed-1": 2}
 
 
 def test_islands_with_sequences_of_their_own_win_where_gradients_are_few():
@@ -133,9 +142,7 @@ def test_islands_that_are_much_slower_have_a_block_of_those_that_have_most():
     model = language_model(GPTConfig(64, 4, 64, 4, LENGTH))
     problem = problem_on(Cluster("four", parts, links), model=model, most_pipelines=1)
     found = context_pipelines(problem, 4)
-    blocks = {
-        tuple(choice.model.work.layers for choice in each.pipelines[0].choices) for each in found
-    }
+    blocks = {tuple(choice.blocks for choice in each.pipelines[0].choices) for each in found}
     assert (1, 1, 1, 1) in blocks
     assert all(sum(each) == 4 for each in blocks)
 
@@ -191,10 +198,69 @@ def test_every_layout_has_every_device_once(sizes: list[int], stages: int, pipel
         assert layout != ((tuple(range(sum(sizes))),),)
 
 
-@pytest.mark.parametrize("bandwidth", [2e6, 2e7], ids=["one pipeline", "several"])
-def test_they_train_as_one_device_does(bandwidth: float):
-    count = 1 if bandwidth < 1e7 else 4
-    _, plan = best_pipelines(problem_on(islands(bandwidth), model=SMALL, most_pipelines=count))
+def of_slow(plan: Plan) -> StagePlan:
+    """The stage on the slower island."""
+    return next(stage for stage in plan.stages if stage.subclusters_text == "speed-1")
+
+
+def test_a_stage_without_memory_for_whole_parameters_is_one_member():
+    """Nothing of members that share the context fits, by prediction."""
+    problem = problem_on(islands(2e6, memory=600_000), model=SMALL, most_pipelines=1)
+    shared = [predict(each.plan(problem), problem) for each in context_pipelines(problem, 4)]
+    assert not any(plan.predicted.fits for plan in shared)
+    _, plan = best_pipelines(problem)
+    validate(plan)
+    validate_for(plan, problem.program)
+    assert plan.predicted.fits
+    (member,) = of_slow(plan).members
+    assert member.mesh_shape == (1, 2)
+    assert of_slow(plan).parameters
+    assert sorted(len(stage.members) for stage in plan.stages) == [1, 2]
+
+
+def test_it_leaves_state_with_its_hosts_where_that_is_not_enough():
+    def fitting(host_memory: int | None) -> list[Plan]:
+        cluster = islands(2e6, memory=500_000, host_memory=host_memory)
+        problem = problem_on(cluster, model=SMALL, most_pipelines=1)
+        plans = [planned(problem, each) for each in context_pipelines(problem, 4)]
+        return [plan for plan in plans if plan.predicted.fits]
+
+    assert not fitting(None)
+    assert fitting(10**9)
+    assert all(of_slow(plan).offload == ("optimizer_state",) for plan in fitting(10**9))
+
+
+def test_only_a_slice_of_one_subcluster_is_one_member():
+    near = Link(1e10, 1e-6)
+    kind = DeviceKind("one", {"float32": 1e9}, 10**9, 1e9, "made up")
+    parts = tuple(Subcluster(name, kind, 2, 4, near, near) for name in ("a", "b"))
+    problem = problem_on(Cluster("two", parts, (("a", "b", near),)), model=SMALL)
+    members = SingleMembers(problem, context_models(problem)[0])
+
+    def submesh(*devices: int) -> str | None:
+        found = members.best(devices, (0, problem.num_layers), 2, 1)
+        return found and str(found.submesh)
+
+    assert submesh(1) == "a[1:2] 1x1"
+    assert submesh(2, 3) == "a[2:4] 1x2"
+    assert submesh(*range(8, 16)) == "b[0:8] 2x4"
+    # With a gap, over a node's border, of a node and a half, of two subclusters.
+    for devices in ((0, 2), (3, 4), tuple(range(6)), tuple(range(4, 12))):
+        assert submesh(*devices) is None
+
+
+TRAINED = {
+    "one pipeline": islands(2e6),
+    "several": islands(2e7),
+    "beside a tensor axis": islands(2e6, memory=600_000),
+    "beside offloaded state": islands(2e6, memory=500_000, host_memory=10**9),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_they_train_as_one_device_does(name: str):
+    count = 4 if name == "several" else 1
+    _, plan = best_pipelines(problem_on(TRAINED[name], model=SMALL, most_pipelines=count))
     assert len(plan.pipelines) == min(count, 2)
     parameters = SMALL.init(jax.random.key(0))
 

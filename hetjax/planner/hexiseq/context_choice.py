@@ -11,6 +11,7 @@ from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_model import ContextModel, work_flops
 from hetjax.planner.hexiseq.context_pace import ContextPace, context_paces
 from hetjax.planner.hexiseq.context_work import ContextWork
+from hetjax.planner.hexiseq.group_layout import GroupLayout
 from hetjax.planner.hexiseq.program_work import attending_layers, context_work
 from hetjax.planner.hexiseq.scheduler import ContextSchedule
 from hetjax.planner.plan.plan import Plan
@@ -31,6 +32,22 @@ class ContextChoice:
 
     schedule: ContextSchedule
     model: ContextModel
+
+    @property
+    def blocks(self) -> int:
+        """How many layers that attend it is of."""
+        return self.model.work.layers
+
+    @property
+    def once_seconds(self) -> float:
+        """What its devices take once a step, however many microbatches it has."""
+        groups = [group.devices for group in self.schedule.split.groups]
+        return self.model.once_seconds(GroupLayout(self.model.devices, groups))
+
+    @property
+    def round_seconds(self) -> float:
+        """What a microbatch takes."""
+        return (self.schedule.seconds - self.once_seconds) / self.model.work.rounds
 
 
 def context_models(problem: PlanningProblem) -> list[ContextModel]:

@@ -3,16 +3,16 @@
 Where islands are joined by a slow link, keys and values of every layer are too much for it. What a
 pipeline hands on is one activation a token, and what several pipelines exchange are gradients, once
 a step. So islands are stages of one pipeline or of several, in several orders and groups: each
-stage has blocks by its speed, and of these and its devices the best context split; each pipeline
-has microbatches by its speed. What a layout takes is estimated first; the best few are to be
-predicted as plans are.
+stage has blocks by its speed, and of these and its devices the best context split, or is one member
+where memory is short; each pipeline has microbatches by its speed. What a layout takes is estimated
+first; the best few are to be predicted as plans are.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,12 +27,16 @@ from hetjax.planner.hexiseq.context_choice import (
 )
 from hetjax.planner.hexiseq.context_layouts import Layout, Part, layouts
 from hetjax.planner.hexiseq.context_model import ContextModel
-from hetjax.planner.hexiseq.group_layout import GroupLayout
+from hetjax.planner.hexiseq.predicted_choice import CLEARLY
 from hetjax.planner.hexiseq.program_work import attending_layers
+from hetjax.planner.hexiseq.single_members import SingleMember, SingleMembers
 from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import PipelinePlan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.predictions.plan_sharding import shard_stages
+from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.repeating_layers import LayerRun
 
 MOST_STAGES = 4
 """Of more islands, neighbours are one stage."""
@@ -43,7 +47,8 @@ class ContextPipeline:
     """A pipeline whose stages share the context.
 
     Args:
-        choices: the split of each stage.
+        parts: the devices of each stage.
+        choices: of each stage its split, or that it is one member.
         layers: where stages begin, and the end, in the problem's layers.
         first_seconds: what its first microbatch is estimated to take.
         next_seconds: what each microbatch after it adds.
@@ -51,7 +56,8 @@ class ContextPipeline:
         microbatches: how many it has.
     """
 
-    choices: tuple[ContextChoice, ...]
+    parts: tuple[Part, ...]
+    choices: tuple[ContextChoice | SingleMember, ...]
     layers: tuple[int, ...]
     first_seconds: float
     next_seconds: float
@@ -71,10 +77,18 @@ class ContextPipeline:
             problem: the problem.
         """
         stages = (
-            context_stage(problem, choice, layers)
+            _stage(problem, choice, layers)
             for choice, layers in zip(self.choices, itertools.pairwise(self.layers), strict=True)
         )
         return context_pipeline(problem, tuple(stages), self.microbatches)
+
+
+def _stage(
+    problem: PlanningProblem, choice: ContextChoice | SingleMember, layers: LayerRun
+) -> StagePlan:
+    if isinstance(choice, SingleMember):
+        return choice.stage(problem, layers)
+    return context_stage(problem, choice, layers)
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,7 @@ class ContextPipelines:
     def figures(self) -> Hashable:
         """What is equal for pipelines on devices that are alike."""
         pipelines = (
-            (each.microbatches, tuple(choice.model.work.layers for choice in each.choices))
+            (each.microbatches, tuple(choice.blocks for choice in each.choices))
             for each in self.pipelines
         )
         return float(f"{self.seconds:.9g}"), tuple(sorted(pipelines))
@@ -126,13 +140,100 @@ def context_pipelines(problem: PlanningProblem, most_stages: int) -> list[Contex
     models = context_models(problem)
     most = min(most_stages, MOST_STAGES, max(1, len(attending_layers(problem))), count)
     most_pipelines = min(problem.options.max_pipelines, count)
-    splits, found = StageSplits(models), []
+    ways, found = _StageWays(problem, models), []
     for layout in layouts(_islands(models[0], problem), most, most_pipelines):
-        made = _pipelines(problem, models[0], splits, layout)
+        made = _pipelines(problem, models[0], ways, layout)
         if made is not None:
             found.append(made)
     # Of those that are alike, as in another order of islands that are, one is enough.
     return sorted({each.figures: each for each in found[::-1]}.values(), key=lambda e: e.seconds)
+
+
+def planned(problem: PlanningProblem, found: ContextPipelines) -> Plan:
+    """The plan of pipelines, with its prediction.
+
+    Args:
+        problem: the problem.
+        found: the pipelines.
+
+    Returns:
+        The plan. Stages that are predicted not to fit are one member each, where they then do;
+        those with a tensor axis say how parameters and values lie.
+    """
+    plan = _annotated(predict(found.plan(problem), problem), problem)
+    too_large = {s for s, stage in enumerate(plan.predicted.stages) if not stage.fits}
+    other = too_large and _with_single_members(problem, found, too_large)
+    if not other:
+        return plan
+    mended = _annotated(predict(other.plan(problem), problem), problem)
+    return mended if mended.predicted.fits else plan
+
+
+def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:
+    sharded = shard_stages(plan, problem)
+    return plan if sharded is plan else predict(sharded, problem)
+
+
+def _with_single_members(
+    problem: PlanningProblem, found: ContextPipelines, too_large: Collection[int]
+) -> ContextPipelines | None:
+    """Pipelines of whose stages some are one member each; None where one fits in no such way.
+
+    Stages are counted over all pipelines.
+    """
+    alone, made, first = SingleMembers(problem, context_models(problem)[0]), [], 0
+    for pipeline in found.pipelines:
+        choices = [*pipeline.choices]
+        for place, part in enumerate(pipeline.parts):
+            if first + place not in too_large:
+                continue
+            layers = pipeline.layers[place], pipeline.layers[place + 1]
+            live = min(len(choices) - place, pipeline.microbatches)
+            choice = alone.best(part, layers, choices[place].blocks, live)
+            if choice is None:
+                return None
+            choices[place] = choice
+        first += len(choices)
+        of_choices = _of_choices(pipeline.parts, choices, pipeline.layers)
+        made.append(replace(of_choices, microbatches=pipeline.microbatches))
+    slower = max(each.seconds for each in made) - max(each.seconds for each in found.pipelines)
+    return ContextPipelines(tuple(made), found.seconds + slower)
+
+
+class _StageWays:
+    """The best ways to run some layers on some devices.
+
+    Args:
+        problem: the problem.
+        models: its cost models, of layers that are kept and that are made again.
+    """
+
+    def __init__(self, problem: PlanningProblem, models: Sequence[ContextModel]):
+        self._splits = StageSplits(models)
+        self._alone = SingleMembers(problem, models[0])
+
+    def best(
+        self, part: Part, layers: LayerRun, blocks: int, live: int, *, is_last: bool
+    ) -> ContextChoice | SingleMember | None:
+        """The best context split; where memory is short, one member if that is faster.
+
+        Args:
+            part: the numbers of the stage's devices.
+            layers: the first of its layers, and the one after the last.
+            blocks: how many of them attend.
+            live: how many microbatches are between their passes at once.
+            is_last: whether it has the logits.
+
+        Returns:
+            The way; None where nothing fits.
+        """
+        split = self._splits.best(part, blocks, live, is_last=is_last)
+        if split is not None and not split.model.work.is_recomputed:
+            return split
+        alone = self._alone.best(part, layers, blocks, live)
+        if split is None or alone is None:
+            return split or alone
+        return alone if alone.round_seconds < CLEARLY * split.round_seconds else split
 
 
 def _islands(model: ContextModel, problem: PlanningProblem) -> list[Part]:
@@ -146,13 +247,13 @@ def _islands(model: ContextModel, problem: PlanningProblem) -> list[Part]:
 def _pipelines(
     problem: PlanningProblem,
     model: ContextModel,
-    splits: StageSplits,
+    ways: _StageWays,
     layout: Layout,
 ) -> ContextPipelines | None:
     """The pipelines of a layout; None where a stage is too small for its blocks."""
     made = []
     for parts in layout:
-        pipeline = _pipeline(problem, model, splits, parts)
+        pipeline = _pipeline(problem, model, ways, parts)
         if pipeline is None:
             return None
         made.append(pipeline)
@@ -189,29 +290,30 @@ def _exchange_seconds(model: ContextModel, layout: Layout) -> float:
 def _pipeline(
     problem: PlanningProblem,
     model: ContextModel,
-    splits: StageSplits,
+    ways: _StageWays,
     parts: Sequence[Part],
 ) -> ContextPipeline | None:
     """The pipeline of some stages' devices; None where one of these is too small for its blocks."""
     counts, layers = _blocks(problem, model, parts)
-    choices: list[ContextChoice] = []
+    choices: list[ContextChoice | SingleMember] = []
     for place, (part, count) in enumerate(zip(parts, counts, strict=True)):
         live = min(len(parts) - place, problem.num_microbatches)
-        choice = splits.best(part, count, live, is_last=place == len(parts) - 1)
+        is_last = place == len(parts) - 1
+        choice = ways.best(part, (layers[place], layers[place + 1]), count, live, is_last=is_last)
         if choice is None:
             return None
         choices.append(choice)
-    once = [_once_seconds(each) for each in choices]
-    rounds = [
-        (each.schedule.seconds - apart) / each.model.work.rounds
-        for each, apart in zip(choices, once, strict=True)
-    ]
-    return ContextPipeline(tuple(choices), layers, sum(rounds), max(rounds), max(once))
+    return _of_choices(parts, choices, layers)
 
 
-def _once_seconds(choice: ContextChoice) -> float:
-    groups = [group.devices for group in choice.schedule.split.groups]
-    return choice.model.once_seconds(GroupLayout(choice.model.devices, groups))
+def _of_choices(
+    parts: Sequence[Part],
+    choices: Sequence[ContextChoice | SingleMember],
+    layers: tuple[int, ...],
+) -> ContextPipeline:
+    rounds = [each.round_seconds for each in choices]
+    once = max(each.once_seconds for each in choices)
+    return ContextPipeline(tuple(parts), tuple(choices), layers, sum(rounds), max(rounds), once)
 
 
 def _blocks(
