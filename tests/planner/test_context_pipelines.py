@@ -250,18 +250,23 @@ def test_only_a_slice_of_one_subcluster_is_one_member():
 
 
 TRAINED = {
-    "one pipeline": islands(2e6),
-    "several": islands(2e7),
-    "beside a tensor axis": islands(2e6, memory=600_000),
-    "beside offloaded state": islands(2e6, memory=500_000, host_memory=10**9),
+    "one pipeline": (islands(2e6), EXAMPLES),
+    "several": (islands(2e7), EXAMPLES),
+    "beside a tensor axis": (islands(2e6, memory=600_000), EXAMPLES),
+    "beside a data axis": (islands(2e6, memory=900_000), EXAMPLES // 2),
+    "beside offloaded state": (islands(2e6, memory=500_000, host_memory=10**9), EXAMPLES),
 }
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_they_train_as_one_device_does(name: str):
-    count = 4 if name == "several" else 1
-    _, plan = best_pipelines(problem_on(TRAINED[name], model=SMALL, most_pipelines=count))
+    count, (cluster, microbatches) = 4 if name == "several" else 1, TRAINED[name]
+    _, plan = best_pipelines(problem_on(cluster, microbatches, SMALL, most_pipelines=count))
     assert len(plan.pipelines) == min(count, 2)
+    if name.startswith("beside"):
+        wanted = (2, 1) if "data" in name else (1, 2)
+        assert of_slow(plan).members[0].mesh_shape == wanted
+        assert len(of_slow(plan).offload) == ("offloaded" in name)
     parameters = SMALL.init(jax.random.key(0))
 
     def loss(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
