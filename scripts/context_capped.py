@@ -1,15 +1,16 @@
 """Hosts of the lab with little memory, on which an even split ends: `bench_context.py capped`.
 
 Two hosts as fast as each other share a long sequence. What an even half takes on the second host is
-found first, and what all of it takes on the first one, without a limit. Then both may have less:
-0.85 of that, beside what their processes have before. The planner, which counts what a step holds
-and not the processes, is told of as large parts of what it predicts.
+found first, and what all of it takes on the first one, without a limit, both with layers that are
+made again, which takes the least. Then both may have less: 0.85 of that, beside what their
+processes have before. The planner, which counts what a step holds and not the processes, is told of
+as large parts of what it predicts.
 
 Rows: of each `plan` its `tokens`, `predicted_bytes` and the `most_bytes` that hosts had, and which
 worker was `lost`, if any; then what every host had `before`, its `limit_bytes`, and by how much the
 even plan and the first host alone go over it, by what was measured without a limit. The even plan
-is run on the capped hosts, too, until its worker is killed. It keeps its layers;
-`even_plans_that_fit` by prediction are those that may make layers again.
+is run on the capped hosts, too, until its worker is killed. `even_plans_that_fit` by prediction,
+whatever they do with layers, are those of ring attention, Ulysses and USP.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def capped_rows() -> Iterator[dict[str, Any]]:
     with contextlib.ExitStack() as ends:
         lab, asked, names = _begun(specification, [UNCOUNTED] * 2, {}, ends)
         before = _most(lab)
-        told = {EVEN: asked("plan", system=EVEN)}
-        told["alone"] = asked("force", name="alone", groups=[[0]])
+        told = {EVEN: asked("plan_repeating", system=EVEN)}
+        told["alone"] = asked("force", name="alone", groups=[[0]], repeating=True)
         losses, most = {}, {}
         for name in told:
             asked("start", system=name)
@@ -62,7 +63,7 @@ def capped_rows() -> Iterator[dict[str, Any]]:
         most[UNEVEN] = _most(lab)
         asked("end", system=UNEVEN)
         asked("find", memory={})
-        asked("plan", system=EVEN)
+        asked("plan_repeating", system=EVEN)
         asked("start", system=EVEN)
         lost = asked("steps_or_lost", system=EVEN, count=WARM_UP_STEPS).get("lost")
     for name, each in told.items():

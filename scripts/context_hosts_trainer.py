@@ -94,9 +94,25 @@ class Server(RequestServer):
             return None
         return self._told(system)
 
-    def do_force(self, name: str, groups: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Plan the best tokens and heads for given groups of hosts."""
-        choice = ContextChoice(schedule_groups(self.model_of_costs, groups), self.model_of_costs)
+    def do_plan_repeating(self, system: str) -> dict[str, Any]:
+        """Plan by a system, with layers that are made again whether or not that is faster."""
+        choices = HexiSeqPlanner(system).choices(self.problem)
+        return self._chosen(system, next(e for e in choices if e.model.work.is_recomputed))
+
+    def do_force(
+        self, name: str, groups: Sequence[Sequence[int]], repeating: bool = False
+    ) -> dict[str, Any]:
+        """Plan the best tokens and heads for given groups of hosts.
+
+        Args:
+            name: what the plan is called.
+            groups: the numbers of their hosts.
+            repeating: whether layers are made again.
+        """
+        model = context_models(self.problem)[1] if repeating else self.model_of_costs
+        return self._chosen(name, ContextChoice(schedule_groups(model, groups), model))
+
+    def _chosen(self, name: str, choice: ContextChoice) -> dict[str, Any]:
         self.plans[name] = predict(one_stage_plan(self.problem, choice), self.problem)
         return self._told(name)
 
