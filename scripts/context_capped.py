@@ -24,7 +24,7 @@ from lab import Lab, Specification, read_specification
 from lab_process import UNCOUNTED, FirstHost
 
 SIZE = Size(
-    blocks=2, width=512, heads=4, sequence=8192, vocabulary=256, microbatches=1, microbatch_size=1
+    blocks=2, width=256, heads=4, sequence=16384, vocabulary=256, microbatches=1, microbatch_size=1
 )
 """Of the GPT: its activations are most of what a process has."""
 
