@@ -2,7 +2,7 @@
 
 Two hosts as fast as each other share a long sequence. What an even half takes on the second host is
 found first, and what all of it takes on the first one, without a limit, both with layers that are
-made again, which takes the least. Then both may have less: 0.85 of that, beside what their
+made again, which takes the least. Then both may have less: 0.9 of that, beside what their
 processes have before. The planner, which counts what a step holds and not the processes, is told of
 as large parts of what it predicts.
 
@@ -28,7 +28,7 @@ SIZE = Size(
 )
 """Of the GPT: its activations are most of what a process has."""
 
-PART = 0.85
+PART = 0.9
 """Of what the first host takes for all, and of what the second one takes for half."""
 
 EVEN, UNEVEN = "ulysses", "hexiseq"

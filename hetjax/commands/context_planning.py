@@ -116,7 +116,8 @@ def find_context(
     try:
         if found:
             evens = [*beside.values()] if settings.context == "hexiseq" else []
-            one = best_that_fits(found, evens, problems.traced)
+            is_even = settings.context != "hexiseq"
+            one = best_that_fits(found, evens, problems.traced, is_even=is_even)
     except DoesNotFitError as error:
         errors.append(error)
     # Even systems are of one stage, as they are published.

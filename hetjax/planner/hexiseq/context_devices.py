@@ -27,6 +27,8 @@ class ContextDevices:
         usable_memory: share of a device's memory that may be filled.
         lost: devices that cannot be used.
         rates: FLOP/s that products reach, by subcluster, in place of what is known of kinds.
+        more_held: how many times as much devices hold as the scheduler's model counts, by
+            subcluster, where that was found.
 
     Raises:
         InputError: a share is not over 0 or over 1.
@@ -46,6 +48,7 @@ class ContextDevices:
     usable_memory: float = USABLE_MEMORY
     lost: frozenset[int] = frozenset()
     rates: Mapping[str, float] = field(default_factory=dict)
+    more_held: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("efficiency", "usable_memory"):
@@ -111,8 +114,12 @@ class ContextDevices:
     @functools.cached_property
     def memory(self) -> NDArray[np.float64]:
         """Bytes of each device that may be filled."""
-        parts = self.cluster.subclusters
-        return self._each([self.usable_memory * part.kind.memory_bytes for part in parts])
+        return self._each([self._usable(part) for part in self.cluster.subclusters])
+
+    def _usable(self, part: Subcluster) -> float:
+        """Bytes that may be filled, as the scheduler's model counts."""
+        usable = self.usable_memory * part.kind.memory_bytes
+        return usable / self.more_held.get(part.name, 1.0)
 
     @functools.cached_property
     def near_cost(self) -> NDArray[np.float64]:

@@ -91,7 +91,8 @@ class HexiSeqPlanner:
         found = [Chosen(count, each) for each in _choices(models, self.system)]
         others = _evens(models).values() if self.system == "hexiseq" else ()
         evens = [Chosen(count, each) for each in others]
-        return best_that_fits(found, evens, lambda _: problem)[1]
+        is_even = self.system != "hexiseq"
+        return best_that_fits(found, evens, lambda _: problem, is_even=is_even)[1]
 
     def choose(self, problem: PlanningProblem) -> ContextChoice:
         """The best context split.

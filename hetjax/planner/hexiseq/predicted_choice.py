@@ -8,6 +8,7 @@ several is the fastest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from hetjax.errors import DoesNotFitError
@@ -20,6 +21,7 @@ from hetjax.planner.hexiseq.context_choice import (
 )
 from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.partitions import SMALL
+from hetjax.planner.hexiseq.scheduler import schedule_context
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
@@ -36,6 +38,9 @@ FINALISTS = 1 + PREDICTED
 CLEARLY = 0.97
 """Of what is predicted of the scheduler's choice, what another one may be predicted to take at most
 to be chosen: models of one shape, however they are written, should have one plan."""
+
+CORRECTIONS = 3
+"""How often the scheduler is told what devices hold by prediction, where nothing fits by that."""
 
 
 class Chosen(NamedTuple):
@@ -54,16 +59,20 @@ def best_that_fits(
     found: Sequence[Chosen],
     evens: Sequence[Chosen],
     problem_for: Callable[[int], PlanningProblem],
+    *,
+    is_even: bool,
 ) -> tuple[Chosen, Plan]:
     """The fastest choice that also fits by the cost model of plans.
 
     Where that says that it takes much longer than the scheduler said, and of few devices always,
-    others are asked after too.
+    others are asked after too. Where it says that nothing fits, uneven splits are searched for
+    again, with what devices are predicted to hold.
 
     Args:
         found: what the scheduler found; there is something.
         evens: even splits, which are only asked after.
         problem_for: the problem for a number of microbatches.
+        is_even: whether the splits must stay even.
 
     Returns:
         The choice, and its plan with the prediction.
@@ -72,7 +81,7 @@ def best_that_fits(
         DoesNotFitError: nothing of what the scheduler found fits.
     """
     ordered = sorted(found, key=lambda each: each.choice.schedule.seconds)
-    chosen, plan = _first_that_fits(ordered, problem_for)
+    chosen, plan = _first_that_fits(ordered, problem_for, is_even=is_even)
     seconds = plan.predicted.step_time
     few = has_few_devices(chosen.choice.model)
     if not few and seconds <= MISLED * chosen.choice.schedule.seconds:
@@ -97,20 +106,52 @@ def has_few_devices(model: ContextModel) -> bool:
 
 
 def _first_that_fits(
-    ordered: Sequence[Chosen], problem_for: Callable[[int], PlanningProblem]
+    ordered: Sequence[Chosen], problem_for: Callable[[int], PlanningProblem], *, is_even: bool
 ) -> tuple[Chosen, Plan]:
-    plan: Plan | None = None
+    pairs: list[tuple[Chosen, Plan]] = []
     for chosen in ordered:
         plan = _predicted(chosen, problem_for)
         if plan.predicted.fits:
             return chosen, plan
-    assert plan is not None, "there is a choice"
+        pairs.append((chosen, plan))
+    # Of each cost model its best split.
+    firsts = {id(chosen.choice.model): (chosen, plan) for chosen, plan in pairs[::-1]}
+    for chosen, plan in () if is_even else reversed(firsts.values()):
+        corrected = _corrected(chosen, plan, problem_for)
+        if corrected is not None:
+            return corrected
+    plan = pairs[-1][1]
     over = max(plan.predicted.stages, key=lambda stage: stage.memory_bytes)
     raise DoesNotFitError(
         f"planner.name is 'hexiseq': no context split that was found fits; in the last one a "
         f"device of {plan.stages[0].devices_text} needs {format_bytes(over.memory_bytes)} of "
         f"{format_bytes(over.memory_limit_bytes)}"
     )
+
+
+def _corrected(
+    chosen: Chosen, plan: Plan, problem_for: Callable[[int], PlanningProblem]
+) -> tuple[Chosen, Plan] | None:
+    """What the scheduler finds that is told what devices hold by prediction; None if none fits."""
+    for _ in range(CORRECTIONS):
+        schedule, model = chosen.choice.schedule, chosen.choice.model
+        more = dict(model.devices.more_held)
+        members = plan.predicted.stages[0].members or plan.predicted.stages
+        for device, counted, member in zip(
+            schedule.split.devices, schedule.memory, members, strict=True
+        ):
+            name, _place = model.devices.place(device)
+            more[name] = max(more.get(name, 1.0), member.memory_bytes / counted)
+        told = ContextModel(replace(model.devices, more_held=more), model.work, model.paces)
+        try:
+            choice = ContextChoice(schedule_context(told), told)
+        except DoesNotFitError:
+            return None
+        chosen = Chosen(chosen.microbatches, choice)
+        plan = _predicted(chosen, problem_for)
+        if plan.predicted.fits:
+            return chosen, plan
+    return None
 
 
 def one_stage_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:

@@ -134,4 +134,8 @@ class SingleMembers:
             passes = float(taken.paced_forward_seconds + taken.paced_backward_seconds)
             once = float(taken.update_seconds)
             found.append(SingleMember(submesh, option, self._work, blocks, passes, once))
-        return min(found, key=lambda each: each.round_seconds, default=None)
+
+        def step_seconds(each: SingleMember) -> float:
+            return problem.num_microbatches * each.round_seconds + each.once_seconds
+
+        return min(found, key=step_seconds, default=None)
