@@ -23,6 +23,7 @@ from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.partitions import SMALL
 from hetjax.planner.hexiseq.scheduler import schedule_context
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
 
@@ -114,19 +115,28 @@ def _first_that_fits(
         if plan.predicted.fits:
             return chosen, plan
         pairs.append((chosen, plan))
-    # Of each cost model its best split.
-    firsts = {id(chosen.choice.model): (chosen, plan) for chosen, plan in pairs[::-1]}
-    for chosen, plan in () if is_even else reversed(firsts.values()):
-        corrected = _corrected(chosen, plan, problem_for)
-        if corrected is not None:
-            return corrected
-    plan = pairs[-1][1]
+    nearest = min(pairs, key=lambda pair: _filled(pair[1]))
+    corrected = None if is_even else _corrected(*nearest, problem_for)
+    if corrected is not None:
+        return corrected
+    plan = nearest[1]
     over = max(plan.predicted.stages, key=lambda stage: stage.memory_bytes)
     raise DoesNotFitError(
-        f"planner.name is 'hexiseq': no context split that was found fits; in the last one a "
+        f"planner.name is 'hexiseq': no context split that was found fits; in the nearest one a "
         f"device of {plan.stages[0].devices_text} needs {format_bytes(over.memory_bytes)} of "
         f"{format_bytes(over.memory_limit_bytes)}"
     )
+
+
+def _filled(plan: Plan) -> float:
+    """How full its fullest device's memory is predicted to be."""
+    return max(each.memory_bytes / each.memory_limit_bytes for each in _held_by(plan))
+
+
+def _held_by(plan: Plan) -> Sequence[MemberPrediction | StagePrediction]:
+    """What is predicted of each member of a plan of one stage."""
+    (stage,) = plan.predicted.stages
+    return stage.members or (stage,)
 
 
 def _corrected(
@@ -136,10 +146,8 @@ def _corrected(
     for _ in range(CORRECTIONS):
         schedule, model = chosen.choice.schedule, chosen.choice.model
         more = dict(model.devices.more_held)
-        members = plan.predicted.stages[0].members or plan.predicted.stages
-        for device, counted, member in zip(
-            schedule.split.devices, schedule.memory, members, strict=True
-        ):
+        held = zip(schedule.split.devices, schedule.memory, _held_by(plan), strict=True)
+        for device, counted, member in held:
             name, _place = model.devices.place(device)
             more[name] = max(more.get(name, 1.0), member.memory_bytes / counted)
         told = ContextModel(replace(model.devices, more_held=more), model.work, model.paces)
