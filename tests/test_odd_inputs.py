@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,6 @@ def test_it_is_refused_in_a_line(name: str, tmp_path: Path) -> None:
     (tmp_path / "bomb.gin").write_text("\n".join(["a0 = 1", *bomb, "data.weights = %a20"]))
     (tmp_path / "tag.yaml").write_text("name: !!bool x\n")
     given, piece = CASES[name]
-    began = time.monotonic()
     config = [] if "--config" in given else ["--config", str(QUICKSTART)]
     command = [sys.executable, "-m", "hetjax.train", "--dry-run", *config, *given]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -54,4 +52,3 @@ def test_it_is_refused_in_a_line(name: str, tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert piece in line
-    assert time.monotonic() - began < 30  # Of a busy machine; what hangs does so for ever.

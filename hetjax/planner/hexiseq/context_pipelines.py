@@ -162,8 +162,8 @@ def planned(problem: PlanningProblem, found: ContextPipelines) -> Plan:
     """
     plan = _annotated(predict(found.plan(problem), problem), problem)
     too_large = {s for s, stage in enumerate(plan.predicted.stages) if not stage.fits}
-    other = too_large and _with_single_members(problem, found, too_large)
-    if not other:
+    other = _with_single_members(problem, found, too_large) if too_large else None
+    if other is None:
         return plan
     mended = _annotated(predict(other.plan(problem), problem), problem)
     return mended if mended.predicted.fits else plan
