@@ -413,6 +413,42 @@ def test_a_context_split_is_told_beside_other_systems(
     assert all(ours <= seconds for seconds in others if seconds is not None)
 
 
+SHORT = """
+name: short of memory
+kinds:
+  card:
+    peak_flops: {float32: 30 GFLOP/s}
+    memory: MEMORY
+    memory_bandwidth: 3 GB/s
+    platform: cpu
+    source: made up
+subclusters:
+  - name: cards
+    kind: card
+    nodes: 2
+    devices_per_node: 2
+    intra_node: {bandwidth: 10 GB/s, latency: 1 us}
+    inter_node: {bandwidth: 10 MB/s, latency: 1 us}
+"""
+
+
+@pytest.mark.parametrize(("memory", "shared"), [("2 MB", 2), ("1.5 MB", 1), ("1.4 MB", 0)])
+def test_where_memory_is_short_stages_are_of_other_kinds(
+    memory: str, shared: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cluster.yaml").write_text(SHORT.replace("MEMORY", memory))
+    sizes = ("blocks = 2", "width = 64", "key_value_heads = 4", "ffn_width = 256")
+    changes = [f"model.{each}" for each in sizes]
+    changes += ["model.recipe = 'llama-tiny'", "train.microbatches = None", "train.batch_size = 4"]
+    file = tmp_path / "context.gin"
+    file.write_text(CONTEXT + "\n".join([*changes, "optimizer.name = 'adamw'"]))
+    saved = str(tmp_path / "plan.json")
+    assert plan_command("--config", str(file), "--out", saved) == 0
+    stages = Plan.load(saved).stages
+    assert sum(stage.members_share_context for stage in stages) == shared
+    assert ("no stage shares sequences" in capsys.readouterr().out) == (shared == 0)
+
+
 def test_a_system_can_be_asked_for(context_config: str, capsys: pytest.CaptureFixture[str]) -> None:
     for system, groups in (("ring", 4), ("ulysses", 1)):
         one = ("--json", "--gin", f"planner.context = {system!r}")

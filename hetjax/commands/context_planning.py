@@ -126,7 +126,7 @@ def find_context(
     searched = time.perf_counter() - began
     if several is not None:
         problem, plan = several
-        notes = (_beside_one(one and one[1]), *notes_of(problem))
+        notes = (_beside_one(one and one[1]), *_without_sharing(plan), *notes_of(problem))
         seconds, choice = plan.predicted.step_time, None
     elif one is not None:
         (count, choice), plan = one
@@ -168,7 +168,10 @@ def _best_pipelines(
     best: tuple[PlanningProblem, Plan] | None = None
     for count, pipelines in sorted(found, key=lambda pair: pair[1].seconds)[:PREDICTED]:
         problem = problems.traced(count)
-        plan = choose_schedule(planned(problem, pipelines), problem.options.schedule)
+        plan = planned(problem, pipelines)
+        scheduled = choose_schedule(plan, problem.options.schedule)
+        # Another schedule may have more microbatches at once than there is memory for.
+        plan = scheduled if scheduled.predicted.fits else plan
         if plan.predicted.fits and plan.predicted.step_time < least:
             least, best = plan.predicted.step_time, (problem, plan)
     return best
@@ -178,6 +181,16 @@ def _beside_one(one: Plan | None) -> str:
     """What the best single stage would take, where pipelines are better."""
     alone = "fits in no way" if one is None else f"takes {format_seconds(one.predicted.step_time)}"
     return f"several stages: the best single one whose devices share the context {alone}, predicted"
+
+
+def _without_sharing(plan: Plan) -> tuple[str, ...]:
+    """What to try where devices of no stage share sequences; nothing where some do."""
+    if any(stage.members_share_context for stage in plan.stages):
+        return ()
+    return (
+        "no stage shares sequences: planner.name = 'harp' searches more widely among such plans, "
+        "and may find a faster one",
+    )
 
 
 def least_seconds_on(
