@@ -93,6 +93,7 @@ def find_context(
             fits.
     """
     began, planner = time.perf_counter(), HexiSeqPlanner(settings.context)
+    is_uneven = settings.context == "hexiseq"
     beside: dict[str, Chosen] = {}
     found: list[Chosen] = []
     errors: list[DoesNotFitError] = []
@@ -115,13 +116,12 @@ def find_context(
     one: tuple[Chosen, Plan] | None = None
     try:
         if found:
-            evens = [*beside.values()] if settings.context == "hexiseq" else []
-            is_even = settings.context != "hexiseq"
-            one = best_that_fits(found, evens, problems.traced, is_even=is_even)
+            evens = [*beside.values()] if is_uneven else []
+            one = best_that_fits(found, evens, problems.traced, is_even=not is_uneven)
     except DoesNotFitError as error:
         errors.append(error)
     # Even systems are of one stage, as they are published.
-    is_uneven, most = settings.context == "hexiseq", settings.max_stages or MOST_STAGES
+    most = settings.max_stages or MOST_STAGES
     several = _several(problems, tried, most, one and one[1]) if is_uneven else None
     searched = time.perf_counter() - began
     if several is not None:

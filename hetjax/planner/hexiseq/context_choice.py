@@ -17,6 +17,7 @@ from hetjax.planner.hexiseq.scheduler import ContextSchedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.repeating_layers import LayerRun
 from hetjax.sharding.context.context_split import ContextSplit
 
 
@@ -49,6 +50,26 @@ class ContextChoice:
         """What a microbatch takes."""
         return (self.schedule.seconds - self.once_seconds) / self.model.work.rounds
 
+    def stage(self, problem: PlanningProblem, layers: LayerRun) -> StagePlan:
+        """The stage that it makes of some layers.
+
+        Args:
+            problem: the problem.
+            layers: the first of the problem's layers, and the one after the last.
+
+        Returns:
+            The stage, whose members are the split's devices in the order of its groups.
+        """
+        split, (start, stop) = self.schedule.split, layers
+        places = map(self.model.devices.place, split.devices)
+        again = attending_layers(problem) if self.model.work.is_recomputed else ()
+        return StagePlan(
+            layers,
+            tuple(Member(SubMesh(*place, (1, 1)), (1, 1)) for place in places),
+            shares=Shares(context=_by_places(split)),
+            recompute_layers=tuple(run for run in again if start <= run[0] and run[1] <= stop),
+        )
+
 
 def context_models(problem: PlanningProblem) -> list[ContextModel]:
     """The cost models of a problem: of layers that are kept, and that are made again.
@@ -76,30 +97,6 @@ def _model(
     rates = {name: step / pace.step_seconds(work) for name, pace in paces.items()}
     devices = ContextDevices(problem.cluster, problem.dtype, lost=problem.lost, rates=rates)
     return ContextModel(devices, work, paces)
-
-
-def context_stage(
-    problem: PlanningProblem, choice: ContextChoice, layers: tuple[int, int]
-) -> StagePlan:
-    """The stage that a context split makes of some layers.
-
-    Args:
-        problem: the problem.
-        choice: the split, by the numbers of the cluster's devices.
-        layers: the first of the problem's layers, and the one after the last.
-
-    Returns:
-        The stage, whose members are the split's devices in the order of its groups.
-    """
-    split, (start, stop) = choice.schedule.split, layers
-    places = map(choice.model.devices.place, split.devices)
-    again = attending_layers(problem) if choice.model.work.is_recomputed else ()
-    return StagePlan(
-        layers,
-        tuple(Member(SubMesh(*place, (1, 1)), (1, 1)) for place in places),
-        shares=Shares(context=_by_places(split)),
-        recompute_layers=tuple(run for run in again if start <= run[0] and run[1] <= stop),
-    )
 
 
 def context_pipeline(

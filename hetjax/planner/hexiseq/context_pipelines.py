@@ -23,7 +23,6 @@ from hetjax.planner.hexiseq.context_choice import (
     context_models,
     context_pipeline,
     context_plan,
-    context_stage,
 )
 from hetjax.planner.hexiseq.context_layouts import Layout, Part, layouts
 from hetjax.planner.hexiseq.context_model import ContextModel
@@ -32,8 +31,8 @@ from hetjax.planner.hexiseq.program_work import attending_layers
 from hetjax.planner.hexiseq.single_members import SingleMember, SingleMembers
 from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
-from hetjax.planner.predictions.plan_sharding import shard_stages
+from hetjax.planner.plan.stage_plan import PipelinePlan
+from hetjax.planner.predictions.complete import annotated
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import LayerRun
@@ -77,18 +76,10 @@ class ContextPipeline:
             problem: the problem.
         """
         stages = (
-            _stage(problem, choice, layers)
+            choice.stage(problem, layers)
             for choice, layers in zip(self.choices, itertools.pairwise(self.layers), strict=True)
         )
         return context_pipeline(problem, tuple(stages), self.microbatches)
-
-
-def _stage(
-    problem: PlanningProblem, choice: ContextChoice | SingleMember, layers: LayerRun
-) -> StagePlan:
-    if isinstance(choice, SingleMember):
-        return choice.stage(problem, layers)
-    return context_stage(problem, choice, layers)
 
 
 @dataclass(frozen=True)
@@ -160,18 +151,13 @@ def planned(problem: PlanningProblem, found: ContextPipelines) -> Plan:
         The plan. Stages that are predicted not to fit are one member each, where they then do;
         those with a tensor axis say how parameters and values lie.
     """
-    plan = _annotated(predict(found.plan(problem), problem), problem)
+    plan = annotated(predict(found.plan(problem), problem), problem)
     too_large = {s for s, stage in enumerate(plan.predicted.stages) if not stage.fits}
     other = _with_single_members(problem, found, too_large) if too_large else None
     if other is None:
         return plan
-    mended = _annotated(predict(other.plan(problem), problem), problem)
+    mended = annotated(predict(other.plan(problem), problem), problem)
     return mended if mended.predicted.fits else plan
-
-
-def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:
-    sharded = shard_stages(plan, problem)
-    return plan if sharded is plan else predict(sharded, problem)
 
 
 def _with_single_members(

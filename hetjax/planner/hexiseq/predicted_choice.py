@@ -17,13 +17,11 @@ from hetjax.planner.hexiseq.context_choice import (
     ContextChoice,
     context_pipeline,
     context_plan,
-    context_stage,
 )
 from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.partitions import SMALL
 from hetjax.planner.hexiseq.scheduler import schedule_context
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
 
@@ -120,7 +118,7 @@ def _first_that_fits(
     if corrected is not None:
         return corrected
     plan = nearest[1]
-    over = max(plan.predicted.stages, key=lambda stage: stage.memory_bytes)
+    (over,) = plan.predicted.stages
     raise DoesNotFitError(
         f"planner.name is 'hexiseq': no context split that was found fits; in the nearest one a "
         f"device of {plan.stages[0].devices_text} needs {format_bytes(over.memory_bytes)} of "
@@ -129,14 +127,9 @@ def _first_that_fits(
 
 
 def _filled(plan: Plan) -> float:
-    """How full its fullest device's memory is predicted to be."""
-    return max(each.memory_bytes / each.memory_limit_bytes for each in _held_by(plan))
-
-
-def _held_by(plan: Plan) -> Sequence[MemberPrediction | StagePrediction]:
-    """What is predicted of each member of a plan of one stage."""
+    """How full the memory of a plan's one stage is predicted to be, on its fullest device."""
     (stage,) = plan.predicted.stages
-    return stage.members or (stage,)
+    return stage.memory_bytes / stage.memory_limit_bytes
 
 
 def _corrected(
@@ -146,7 +139,9 @@ def _corrected(
     for _ in range(CORRECTIONS):
         schedule, model = chosen.choice.schedule, chosen.choice.model
         more = dict(model.devices.more_held)
-        held = zip(schedule.split.devices, schedule.memory, _held_by(plan), strict=True)
+        (stage,) = plan.predicted.stages
+        members = stage.members or (stage,)
+        held = zip(schedule.split.devices, schedule.memory, members, strict=True)
         for device, counted, member in held:
             name, _place = model.devices.place(device)
             more[name] = max(more.get(name, 1.0), member.memory_bytes / counted)
@@ -169,7 +164,7 @@ def one_stage_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
         problem: the problem.
         choice: the split, by the numbers of the cluster's devices.
     """
-    stage = context_stage(problem, choice, (0, problem.num_layers))
+    stage = choice.stage(problem, (0, problem.num_layers))
     return context_plan(problem, context_pipeline(problem, (stage,), problem.num_microbatches))
 
 

@@ -103,16 +103,14 @@ class SingleMembers:
     def _submesh(self, part: Part) -> SubMesh | None:
         """Devices as a slice of a subcluster; None where they are of several, or have gaps."""
         (name, first), (last_name, last) = map(self._devices.place, (part[0], part[-1]))
-        count = len(part)
-        if name != last_name or last - first != count - 1:
+        if name != last_name or last - first != len(part) - 1:
             return None
         subcluster = self._problem.cluster.subcluster(name)
         each = subcluster.devices_per_node
-        shape = (1, count) if count <= each else (count // each, each)
-        begins = first % each if math.prod(shape) == count else each
-        fits_node = begins + count <= each or begins == 0
-        allowed = submesh_shapes(subcluster.nodes, each)
-        return SubMesh(name, first, shape) if fits_node and shape in allowed else None
+        for shape in submesh_shapes(subcluster.nodes, each):
+            if math.prod(shape) == len(part) and first % each + shape[1] <= each:
+                return SubMesh(name, first, shape)
+        return None
 
     def _found(
         self, submesh: SubMesh, layers: LayerRun, blocks: int, live: int

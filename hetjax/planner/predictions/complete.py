@@ -37,7 +37,9 @@ def complete(
     kept = keeping_state_that_fits(predict(plan, problem, *others), problem, *others)
     made = keeping_or_offloading(keeping_what_fits(kept, problem, *others), problem, *others)
     if annotate:
-        made = _annotated(made, problem, *others)
+        # Annotations may be too much for it.
+        told = annotated(made, problem, *others)
+        made = told if told.predicted.fits else made
     if problem.options.schedule == problem.warm_up_schedule:
         return made
     chosen = choose_schedule(made, problem.options.schedule)
@@ -46,10 +48,16 @@ def complete(
     return with_more_passes(chosen, problem)
 
 
-def _annotated(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
-    """The plan with annotations on stages with a tensor axis, unless these are too much for it."""
+def annotated(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
+    """The plan with annotations on stages with a tensor axis, and what is then predicted of it.
+
+    Args:
+        plan: a plan with its prediction.
+        problem: the problem that it solves.
+        others: the same problem for microbatches of other sizes, where pipelines have them.
+
+    Returns:
+        The plan; as it is where no stage is to be annotated.
+    """
     sharded = shard_stages(plan, problem, *others)
-    if sharded is plan:
-        return plan
-    made = predict(sharded, problem, *others)
-    return made if made.predicted.fits else plan
+    return plan if sharded is plan else predict(sharded, problem, *others)
