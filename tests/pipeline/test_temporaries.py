@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import hetjax
-from hetjax.pipeline.program.temporaries import temporary_bytes
+from hetjax.pipeline.program.temporaries import Temporaries
 from hetjax.pipeline.update.alike_leaves import program_of
 
 SIDE = 256
@@ -19,10 +19,10 @@ ONE = 4 * SIDE * SIDE
 x = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
 
 
-def held(function: Any, count: int = 1) -> int:
+def held(function: Any, count: int = 1, *, breadth_first: bool = False) -> int:
     """What a function of matrices holds."""
     program, _ = program_of(lambda arrays: [function(*arrays)], [[x] * count])
-    return temporary_bytes(program)
+    return Temporaries(program, breadth_first=breadth_first).most_bytes()
 
 
 def chain(a: jax.Array) -> jax.Array:
@@ -43,6 +43,8 @@ def chain(a: jax.Array) -> jax.Array:
         (chain, 2),
         # The first product waits for the last one, which is there beside its two factors.
         (lambda a: (a @ a) + ((a @ a.T) @ (a.T @ a)), 4),
+        # The last factor is made right before it is read.
+        (lambda a: (((a @ a) @ a) @ a) @ (a * 2), 2),
     ],
 )
 def test_what_is_held(function: Any, matrices: int):
@@ -70,4 +72,19 @@ def test_losses_of_tokens_hold_the_logits_of_a_chunk(tokens: int):
     program, _ = program_of(lambda of: [*gradients(*of)], [arrays])
     logits, weights = 4 * 2 * 128 * 512, 4 * 512 * 32
     small = 4 * 4 * 2 * tokens
-    assert 0 <= temporary_bytes(program) - (2 * logits + weights) < small
+    assert 0 <= Temporaries(program).most_bytes() - (2 * logits + weights) < small
+
+
+@pytest.mark.parametrize(
+    ("function", "matrices"),
+    [
+        # Each product waits for one before it: there is no other order.
+        (chain, 2),
+        # The last factor is made of an argument alone, and waits from the start.
+        (lambda a: (((a @ a) @ a) @ a) @ (a * 2), 3),
+        # What a transcendental function gives to several is stored beside what is made of it.
+        (lambda a: (lambda t: (t * 2) @ (t + 1))(jnp.tanh(a @ a)), 3),
+    ],
+)
+def test_what_is_held_where_all_runs_as_soon_as_it_can(function: Any, matrices: int):
+    assert held(function, breadth_first=True) == matrices * ONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from hetjax.pipeline.program.pieces import where_they_belong
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Step, num_bytes, operand_value
 from hetjax.sharding.cross_entropy.work import cross_entropy_work
+
+
+_TRANSCENDENTAL = frozenset("cos erf exp exp2 expm1 log log1p logistic pow rsqrt sin tanh".split())
+"""Elementwise functions that XLA does not compute twice."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +54,28 @@ class Temporaries:
     """What a program holds beside its arguments and results.
 
     Lines run in their order. Elementwise arithmetic is fused into what reads it, and holds nothing
-    of its own, but keeps what it reads. A gradient is added to its sum as soon as it is made. What
-    a compiler does otherwise is not known here: one for CPUs puts off gradients of weights where it
-    has the whole of a backward pass before it.
+    of its own, but keeps what it reads. A gradient is added to its sum as soon as it is made.
+
+    XLA's compiler for CPUs puts lines into another order, so that many can run at once: each as
+    soon as what it reads is there. What is made of arguments alone is then there from the start.
+    It also stores transcendental functions that several lines read.
 
     Args:
         program: the program.
+        breadth_first: whether lines run in the order of a compiler for CPUs.
     """
 
-    def __init__(self, program: StepProgram):
+    def __init__(self, program: StepProgram, *, breadth_first: bool = False):
         self._program, outputs = program, list(itertools.chain(*program.outputs))
         wanted = [*outputs, *(program.summands or ())]
         stored = fenced_values(program.steps, wanted, program.avals) | _factors(program.steps)
-        self._steps = where_they_belong(program.steps)
-        lines = [_line_of(step, stored) for step in self._steps]
+        stored |= _shared_functions(program.steps) if breadth_first else frozenset[int]()
+        steps = where_they_belong(program.steps)
+        lines = [_line_of(step, stored) for step in steps]
         self._apart = {*itertools.chain(*program.arguments), *map(operand_value, outputs)}
-        self._spans = _spans(lines, self._apart)
+        spans = _spans(lines, self._apart)
+        order = _breadth_first(spans) if breadth_first else range(len(spans))
+        self._spans = [(steps[place], spans[place]) for place in order]
 
     def most_bytes(
         self,
@@ -78,19 +89,24 @@ class Temporaries:
             inside: the most bytes that a step holds by itself; None where that is not told.
         """
         whole = size or (lambda value: num_bytes(self._program.avals[value]))
-        spans = self._spans
-        if inside is not None:
-            told = map(inside, self._steps)
-            spans = [
-                span if known is None else (*span[:2], known)
-                for span, known in zip(spans, told, strict=True)
-            ]
+        told = (None if inside is None else inside(step) for step, _ in self._spans)
+        spans = [
+            span if known is None else (*span[:2], known)
+            for (_, span), known in zip(self._spans, told, strict=True)
+        ]
         return _most(spans, self._apart, whole)
 
 
 def _factors(steps: Iterable[Step]) -> frozenset[int]:
     """What products read: they take it from memory, whatever makes it."""
     return frozenset(value for step in steps if is_heavy(step) for value in step.values())
+
+
+def _shared_functions(steps: Sequence[Step]) -> frozenset[int]:
+    """Results of transcendental functions that several steps read."""
+    reads = Counter(value for step in steps for value in {*step.values()})
+    functions = (step for step in steps if step.name in _TRANSCENDENTAL)
+    return frozenset(v for step in functions for v in step.outputs if reads[v] > 1)
 
 
 def _line_of(step: Step, fenced: Collection[int]) -> _Line:
@@ -139,6 +155,25 @@ def _spans(lines: Sequence[_Line], apart: set[Any]) -> list[_Span]:
         sources.update((value, frozenset((value,))) for value in stored)
         spans.append((read, stored, line.inside))
     return spans
+
+
+def _breadth_first(spans: Sequence[_Span]) -> list[int]:
+    """The places of lines, each as soon as what it reads is there; without what is fused."""
+    maker = {value: place for place, (_, made, _) in enumerate(spans) for value in made}
+    sources = [{maker[value] for value in read if value in maker} for read, _, _ in spans]
+    readers: dict[int, list[int]] = {}
+    for place, (_, made, _) in enumerate(spans):
+        for source in sources[place] if made else ():
+            readers.setdefault(source, []).append(place)
+    missing = list(map(len, sources))
+    order = [place for place, (_, made, _) in enumerate(spans) if made and not missing[place]]
+    # The list grows while it is walked.
+    for place in order:
+        for reader in readers.get(place, ()):
+            missing[reader] -= 1
+            if not missing[reader]:
+                order.append(reader)
+    return order
 
 
 def _most(spans: Sequence[_Span], apart: set[Any], size: Callable[[Any], int]) -> int:

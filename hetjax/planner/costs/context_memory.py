@@ -68,7 +68,8 @@ def held_bytes(
     Returns:
         For each member fields of a `hetjax.planner.plan.prediction.MemberPrediction`.
     """
-    programs, sizes = found.programs, _Sizes(found)
+    programs = found.programs
+    sizes = _Sizes(found, [execution.kind.platform == "cpu" for execution in union.members])
     _, batch, received, residuals, *_ = programs.backward.arguments
     inputs, again = (*batch, *received), np.zeros(found.trace.count)
     kept = sizes.of((*inputs, *residuals))
@@ -77,8 +78,12 @@ def held_bytes(
         kept, again = sizes.of((*inputs, *(v for each in read for v in each))), sizes.of(residuals)
     deferred = sizes.of(programs.split.input_gradient.outputs[1])
     waiting = sizes.of(programs.forward.outputs[0]) + sizes.of(received)
+    # Of one microbatch there are no sums before they are made.
+    sums = found.tasks["B"].program.summands if problem.num_microbatches == 1 else None
     peaks = {
-        name: sizes.peak(task) for name, task in found.tasks.items() if name in ("F", "R", "B")
+        name: sizes.peak(task, sums or ())
+        for name, task in found.tasks.items()
+        if name in ("F", "R", "B")
     }
     most = np.maximum.reduce(
         [each - kept - (again if name != "F" else 0.0) for name, each in peaks.items()]
@@ -103,9 +108,11 @@ class _Sizes:
 
     Args:
         found: what they do.
+        breadth_first: for each member whether its compiler is one for CPUs; see `Temporaries`.
     """
 
-    def __init__(self, found: ContextPrograms):
+    def __init__(self, found: ContextPrograms, breadth_first: Sequence[bool]):
+        self._breadth_first = tuple(breadth_first)
         self._trace, self._avals = found.trace, found.programs.forward.avals
         self._known: dict[int, Shares] = {}
 
@@ -121,23 +128,31 @@ class _Sizes:
         numbers = dict.fromkeys(value for value in values if isinstance(value, int))
         return sum(map(self.size, numbers), np.zeros(self._trace.count))
 
-    def peak(self, task: ContextTask) -> Shares:
-        """The most that a task holds, with all that it is given but parameters and sums."""
-        program = task.program
+    def peak(self, task: ContextTask, awaited: Iterable[Operand] = ()) -> Shares:
+        """The most that a task holds, with all that it is given but parameters and sums.
+
+        Args:
+            task: the task.
+            awaited: sums that are not there before they are made. Until then they are taken off,
+                since a member's state has room for all.
+        """
+        program, missing = task.program, self.of(awaited)
         _, *arguments = program.arguments
         alive = {value for argument in arguments for value in argument}
         returned = {value for part in program.outputs for value in part}
         sums = {*(program.summands or ())}
-        held, most = self.of(alive), np.zeros(self._trace.count)
+        held, most = self.of(alive), np.full(self._trace.count, -np.inf)
         used = list(_uses(task.items))
         last = {value: place for place, (read, made) in enumerate(used) for value in (*read, *made)}
         for place, (item, (read, made)) in enumerate(zip(task.items, used, strict=True)):
             kept = [v for v in made if v in returned or (last[v] > place and v not in sums)]
             added = self.of(kept)
-            most = np.maximum(most, held + added)
+            missing = missing - self.of(v for v in made if v in sums and v in awaited)
+            most = np.maximum(most, held + added - missing)
             if isinstance(item, ComputedRun):
                 outputs = (*kept, *(v for v in made if v in sums))
-                most = np.maximum(most, held + added + self._inside(item, read, outputs))
+                inside = self._inside(item, read, outputs)
+                most = np.maximum(most, held + added + inside - missing)
             held = held + added
             alive.update(kept)
             gone = {v for v in (*read, *made) if last[v] == place and v in alive} - returned
@@ -148,13 +163,14 @@ class _Sizes:
     def _inside(self, item: ComputedRun, read: Sequence[int], outputs: Sequence[int]) -> Shares:
         """What a program holds beside what goes in and comes out."""
         program = StepProgram(tuple(item.steps), (tuple(read),), (tuple(outputs),), self._avals)
-        temporaries = Temporaries(program)
+        orders = {way: Temporaries(program, breadth_first=way) for way in {*self._breadth_first}}
 
         def most(member: int) -> int:
             def inside(step: Step) -> int | None:
                 blocks = self._trace.blocks.get(step)
                 return None if blocks is None else blocks[member]
 
+            temporaries = orders[self._breadth_first[member]]
             return temporaries.most_bytes(lambda value: int(self.size(value)[member]), inside)
 
         return np.array([float(most(member)) for member in range(self._trace.count)])

@@ -49,8 +49,9 @@ def block_work(equation: _compat.JaxprEqn, ranges: Mapping[int, tuple[int, int]]
 def block_bytes(equation: _compat.JaxprEqn, ranges: Mapping[int, tuple[int, int]]) -> int:
     """What one member holds while it computes a block, beside what goes in and comes out.
 
-    It is the scores of a pair of tiles and what is made of them, and queries, keys and values as
-    tiles want them.
+    It is the scores of a pair of tiles and what is made of them; queries, keys and values as tiles
+    want them, for each query head where slots have unlike numbers of them; and where there are
+    several pairs the sums over them, which are brought into the results' form afterwards.
 
     Args:
         equation: the block, of all members together.
@@ -66,13 +67,30 @@ def block_bytes(equation: _compat.JaxprEqn, ranges: Mapping[int, tuple[int, int]
     tiles = tiling(queries, keys, block.mask, *spans, block.has_segments, LARGEST)
     if not tiles.num_pairs:
         return 0
-    is_backward = equation.primitive is ATTEND_BACKWARD
-    scores = q.shape[0] * heads * tiles.query_tile * tiles.key_tile
+    is_backward, wide = equation.primitive is ATTEND_BACKWARD, accumulator(q.dtype).itemsize
+    scores = heads * tiles.query_tile * tiles.key_tile
     # Scores and weights; backward their cotangents too, and the sum of both products.
-    scored = (5 if is_backward else 2) * scores * accumulator(q.dtype).itemsize
-    rows = queries * heads * (q.shape[3] + is_backward * v.shape[3])
-    columns = keys * slots * (k.shape[3] + v.shape[3])
-    return scored + q.shape[0] * (rows + columns) * q.dtype.itemsize
+    scored = (5 if is_backward else 2) * scores * wide
+    of_slots = slots if len({*block.heads_of_slots}) == 1 else heads
+    head, value = q.shape[3], v.shape[3]
+    tiled_queries = _in_whole(queries, tiles.query_tile)
+    tiled_keys = _in_whole(keys, tiles.key_tile)
+    rows, head, value = heads * tiled_queries, q.shape[3], v.shape[3]
+    columns = of_slots * tiled_keys * (head + value)
+    taken = rows * (head + is_backward * value) + columns
+    summed = 0
+    if tiles.num_pairs > tiles.query_tile * tiles.key_tile:
+        summed = rows * head + columns if is_backward else rows * value
+    if summed and is_backward:
+        # What has a result's size lies in its place meanwhile.
+        summed -= rows * head * (tiled_queries == queries)
+        summed -= columns * (tiled_keys == keys and of_slots == slots)
+    return q.shape[0] * (scored + taken * q.dtype.itemsize + summed * wide)
+
+
+def _in_whole(tokens: int, tile: int) -> int:
+    """Tokens up to whole tiles."""
+    return -(-tokens // tile) * tile
 
 
 def _avals(equation: _compat.JaxprEqn) -> tuple[Any, Any, Any]:
