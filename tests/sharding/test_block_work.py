@@ -14,7 +14,7 @@ from hetjax.sharding.context.block_work import block_bytes
 from hetjax.sharding.deduction.signature_rules import BlockLabel
 
 HEADS, SIZE, BATCH = 8, 16, 2
-EACH, BY_TWOS, UNLIKE = (
+EACH, BY_FOURS, UNLIKE = (
     tuple((head, head + 1) for head in range(HEADS)),
     ((0, 4), (4, 8)),
     ((0, 1), (1, 4), (4, 8)),
@@ -24,8 +24,13 @@ EACH, BY_TWOS, UNLIKE = (
 @pytest.mark.parametrize("is_backward", [False, True])
 @pytest.mark.parametrize(
     ("queries", "keys", "slots"),
-    [(1024, 1024, EACH), (512, 1536, EACH), (1365, 700, EACH), (512, 1024, BY_TWOS)]
-    + [(512, 1536, UNLIKE)],
+    [
+        (1024, 1024, EACH),
+        (512, 1536, EACH),
+        (1365, 700, EACH),
+        (512, 1024, BY_FOURS),
+        (512, 1536, UNLIKE),
+    ],
 )
 def test_a_block_holds_what_xla_says(
     queries: int, keys: int, slots: tuple[tuple[int, int], ...], is_backward: bool

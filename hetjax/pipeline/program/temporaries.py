@@ -16,7 +16,6 @@ from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Step, num_bytes, operand_value
 from hetjax.sharding.cross_entropy.work import cross_entropy_work
 
-
 _TRANSCENDENTAL = frozenset("cos erf exp exp2 expm1 log log1p logistic pow rsqrt sin tanh".split())
 """Elementwise functions that XLA does not compute twice."""
 

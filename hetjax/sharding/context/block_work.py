@@ -58,7 +58,7 @@ def block_bytes(equation: _compat.JaxprEqn, ranges: Mapping[int, tuple[int, int]
         ranges: by `BlockLabel`, what the member has.
     """
     block: Block = equation.params["block"].located(ranges)
-    (q, k, v), sizes = _avals(equation), {label: b - a for label, (a, b) in ranges.items()}
+    (q, _, v), sizes = _avals(equation), {label: b - a for label, (a, b) in ranges.items()}
     queries, keys = sizes[BlockLabel.QUERIES], sizes[BlockLabel.KEYS]
     heads, slots = sizes[BlockLabel.QUERY_HEADS], sizes[BlockLabel.KEY_SLOTS]
     if not queries * keys * heads:
