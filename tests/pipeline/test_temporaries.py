@@ -19,10 +19,10 @@ ONE = 4 * SIDE * SIDE
 x = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
 
 
-def held(function: Any, count: int = 1, *, breadth_first: bool = False) -> int:
+def held(function: Any, count: int = 1, *, on_cpu: bool = False) -> int:
     """What a function of matrices holds."""
     program, _ = program_of(lambda arrays: [function(*arrays)], [[x] * count])
-    return Temporaries(program, breadth_first=breadth_first).most_bytes()
+    return Temporaries(program, on_cpu=on_cpu).most_bytes()
 
 
 def chain(a: jax.Array) -> jax.Array:
@@ -87,4 +87,4 @@ def test_losses_of_tokens_hold_the_logits_of_a_chunk(tokens: int):
     ],
 )
 def test_what_is_held_where_all_runs_as_soon_as_it_can(function: Any, matrices: int):
-    assert held(function, breadth_first=True) == matrices * ONE
+    assert held(function, on_cpu=True) == matrices * ONE

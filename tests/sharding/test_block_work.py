@@ -47,13 +47,14 @@ def test_a_block_holds_what_xla_says(
 
     analysis = jax.jit(run).lower(*shapes).compile().memory_analysis()
     (equation,) = jax.make_jaxpr(run)(*shapes).eqns
-    ranges = {
+    ranges: dict[int, tuple[int, int]] = {
         BlockLabel.BATCH: (0, BATCH),
         BlockLabel.QUERIES: (0, queries),
         BlockLabel.QUERY_HEADS: (0, HEADS),
         BlockLabel.KEYS: (0, keys),
         BlockLabel.KEY_SLOTS: (0, len(slots)),
     }
+    assert analysis is not None
     results = analysis.output_size_in_bytes
     predicted = block_bytes(equation, ranges) + results
     assert predicted == pytest.approx(analysis.temp_size_in_bytes + results, rel=0.1)

@@ -11,9 +11,10 @@ from typing import Any
 from hetjax import _compat
 from hetjax.pipeline.program.costs import REPEATABLE, is_expensive, is_heavy
 from hetjax.pipeline.program.fences import fenced_values
-from hetjax.pipeline.program.pieces import where_they_belong
+from hetjax.pipeline.program.pieces import pieces_of, where_they_belong
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Step, num_bytes, operand_value
+from hetjax.sharding.attention.work import attention_bytes
 from hetjax.sharding.cross_entropy.work import cross_entropy_work
 
 _TRANSCENDENTAL = frozenset("cos erf exp exp2 expm1 log log1p logistic pow rsqrt sin tanh".split())
@@ -49,6 +50,38 @@ def temporary_bytes(program: StepProgram) -> int:
     return Temporaries(program).most_bytes()
 
 
+def temporary_bytes_on_cpu(program: StepProgram) -> int:
+    """The same of a program that is compiled for CPUs: piece by piece, each breadth first.
+
+    Args:
+        program: the program.
+
+    Returns:
+        Bytes, were all of it on one device; see `hetjax.pipeline.program.pieces.pieces_of`.
+    """
+    pieces = pieces_of(program)
+    if not pieces:
+        return Temporaries(program, on_cpu=True).most_bytes()
+    outputs = {*itertools.chain(*program.outputs)}
+    last = {v: place for place, each in enumerate(pieces) for v in (*each.makes, *each.reads)}
+    known: dict[Hashable, int] = {}
+    alive = most = 0
+    for place, each in enumerate(pieces):
+        if each.key not in known:
+            known[each.key] = Temporaries(each.program, on_cpu=True).most_bytes()
+        made = [v for v in each.makes if isinstance(v, int) and v not in outputs]
+        most = max(most, alive + known[each.key])
+        alive += sum(num_bytes(program.avals[value]) for value in made)
+        most = max(most, alive)
+        inner = {*each.reads, *made} - {*itertools.chain(*program.arguments)} - outputs
+        alive -= sum(
+            num_bytes(program.avals[value])
+            for value in inner
+            if isinstance(value, int) and last[value] == place
+        )
+    return most
+
+
 class Temporaries:
     """What a program holds beside its arguments and results.
 
@@ -61,19 +94,19 @@ class Temporaries:
 
     Args:
         program: the program.
-        breadth_first: whether lines run in the order of a compiler for CPUs.
+        on_cpu: whether it is compiled for CPUs.
     """
 
-    def __init__(self, program: StepProgram, *, breadth_first: bool = False):
+    def __init__(self, program: StepProgram, *, on_cpu: bool = False):
         self._program, outputs = program, list(itertools.chain(*program.outputs))
         wanted = [*outputs, *(program.summands or ())]
         stored = fenced_values(program.steps, wanted, program.avals) | _factors(program.steps)
-        stored |= _shared_functions(program.steps) if breadth_first else frozenset[int]()
+        stored |= _shared_functions(program.steps) if on_cpu else frozenset[int]()
         steps = where_they_belong(program.steps)
-        lines = [_line_of(step, stored) for step in steps]
+        lines = [_line_of(step, stored, on_cpu=on_cpu) for step in steps]
         self._apart = {*itertools.chain(*program.arguments), *map(operand_value, outputs)}
         spans = _spans(lines, self._apart)
-        order = _breadth_first(spans) if breadth_first else range(len(spans))
+        order = _breadth_first(spans) if on_cpu else range(len(spans))
         self._spans = [(steps[place], spans[place]) for place in order]
 
     def most_bytes(
@@ -108,8 +141,11 @@ def _shared_functions(steps: Sequence[Step]) -> frozenset[int]:
     return frozenset(v for step in functions for v in step.outputs if reads[v] > 1)
 
 
-def _line_of(step: Step, fenced: Collection[int]) -> _Line:
-    inside = _inside(step.equation) if step.equation is not None else 0
+def _line_of(step: Step, fenced: Collection[int], *, on_cpu: bool) -> _Line:
+    inside = 0 if step.equation is None else _inside(step.equation)
+    if on_cpu and step.equation is not None:
+        # Elsewhere libraries have kernels of their own for it.
+        inside = max(inside, attention_bytes(step.equation) or 0)
     is_stored = is_expensive(step) or any(output in fenced for output in step.outputs)
     return _Line(tuple(step.values()), tuple(step.outputs), is_stored, inside * is_stored)
 

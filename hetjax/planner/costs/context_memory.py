@@ -108,11 +108,11 @@ class _Sizes:
 
     Args:
         found: what they do.
-        breadth_first: for each member whether its compiler is one for CPUs; see `Temporaries`.
+        on_cpu: for each member whether its programs are compiled for CPUs; see `Temporaries`.
     """
 
-    def __init__(self, found: ContextPrograms, breadth_first: Sequence[bool]):
-        self._breadth_first = tuple(breadth_first)
+    def __init__(self, found: ContextPrograms, on_cpu: Sequence[bool]):
+        self._on_cpu = tuple(on_cpu)
         self._trace, self._avals = found.trace, found.programs.forward.avals
         self._known: dict[int, Shares] = {}
 
@@ -163,14 +163,14 @@ class _Sizes:
     def _inside(self, item: ComputedRun, read: Sequence[int], outputs: Sequence[int]) -> Shares:
         """What a program holds beside what goes in and comes out."""
         program = StepProgram(tuple(item.steps), (tuple(read),), (tuple(outputs),), self._avals)
-        orders = {way: Temporaries(program, breadth_first=way) for way in {*self._breadth_first}}
+        orders = {way: Temporaries(program, on_cpu=way) for way in {*self._on_cpu}}
 
         def most(member: int) -> int:
             def inside(step: Step) -> int | None:
                 blocks = self._trace.blocks.get(step)
                 return None if blocks is None else blocks[member]
 
-            temporaries = orders[self._breadth_first[member]]
+            temporaries = orders[self._on_cpu[member]]
             return temporaries.most_bytes(lambda value: int(self.size(value)[member]), inside)
 
         return np.array([float(most(member)) for member in range(self._trace.count)])

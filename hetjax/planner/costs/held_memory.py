@@ -88,17 +88,24 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     if times is not None:
         held = _memory(problem, runs, execution)
         temporary = execution.examples * runs.in_form(times.temporary_bytes.of(runs.layers))
-        expected = runs.temporary_bytes / execution.example_parts
+        expected = _temporary_bytes(runs, execution) / execution.example_parts
         return replace(held, working_bytes=held.working_bytes - expected + temporary)
     if execution.parameters:
         return _memory(problem, runs, execution)
-    # Devices of all subclusters hold the same.
+    # Devices of all subclusters hold the same, but for what compilers differ in.
     way = (execution.mesh_shape, execution.sharding, execution.repeats, problem.optimizer_bytes)
     way = (*way, execution.examples, execution.updates, execution.members)
     way = (*way, execution.host_link is not None, execution.activation_link is not None)
+    way = (*way, execution.kind.platform == "cpu")
     if runs.frozen.without_gradient:
         way = (*way, problem.num_microbatches)
     return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))
+
+
+def _temporary_bytes(runs: Runs, execution: Execution) -> FloatArray:
+    """The most that a pass holds beside what goes in and comes out, by its devices' compiler."""
+    on_cpu = execution.kind.platform == "cpu"
+    return runs.temporary_bytes_on_cpu if on_cpu else runs.temporary_bytes
 
 
 def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
@@ -111,7 +118,7 @@ def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memor
         way = (problem.program, problem.optimizer_bytes, runs, execution)
         host, group = offloaded_bytes(*way)
     kept = runs.residual_bytes
-    working = runs.boundary_bytes + runs.again_bytes + runs.temporary_bytes
+    working = runs.boundary_bytes + runs.again_bytes + _temporary_bytes(runs, execution)
     if execution.recompute:
         kept, working = runs.input_bytes, working + runs.residual_bytes
     # Without a backward pass, a stage does not wait for others: all that it sends may wait there.

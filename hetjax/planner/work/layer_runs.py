@@ -61,6 +61,7 @@ class Runs:
         again_bytes: the most bytes that layers hold which are made again one after another.
         temporary_bytes: the most bytes that either pass holds beside what goes in and comes out,
             without what is made again; of several layers those of one.
+        temporary_bytes_on_cpu: the same of programs that are compiled for CPUs.
         again_share: what share of the forward pass the backward pass repeats for these.
         boundary_bytes: bytes received and sent.
         messages: how many messages bring and take them.
@@ -99,6 +100,7 @@ class Runs:
     input_bytes: FloatArray
     again_bytes: FloatArray
     temporary_bytes: FloatArray
+    temporary_bytes_on_cpu: FloatArray
     again_share: FloatArray
     boundary_bytes: FloatArray
     messages: FloatArray
@@ -333,7 +335,10 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
         input_bytes=first_inputs[:, None] * has_backward,
         again_bytes=np.zeros((len(works) + 1,) * 2),
-        temporary_bytes=_temporary_bytes(works),
+        temporary_bytes=_temporary_bytes(works, [work.temporary_bytes for work in works]),
+        temporary_bytes_on_cpu=_temporary_bytes(
+            works, [work.temporary_bytes_on_cpu for work in works]
+        ),
         again_share=np.zeros((len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         messages=np.add.outer(received > 0, received > 0, dtype=float),
@@ -356,9 +361,9 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
     )
 
 
-def _temporary_bytes(works: Sequence[Work]) -> FloatArray:
+def _temporary_bytes(works: Sequence[Work], of_layers: Sequence[int]) -> FloatArray:
     """What the largest layer of each run holds, and a gradient that goes from layer to layer."""
-    alone = np.array([float(work.temporary_bytes) for work in works])
+    alone = np.array(of_layers, float)
     returned = np.array([*(float(work.returned_bytes) for work in works), 0.0])
     returned[0] = 0.0
     found = largest_of_runs(alone + np.maximum(returned[:-1], returned[1:]))
@@ -394,6 +399,7 @@ def one_run(
         input_bytes=np.array(float(work.input_bytes * (work.backward_passes > 0))),
         again_bytes=np.array(float(work.again_bytes)),
         temporary_bytes=np.array(float(work.temporary_bytes)),
+        temporary_bytes_on_cpu=np.array(float(work.temporary_bytes_on_cpu)),
         again_share=np.array(_again_share(work)),
         boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
         messages=np.array(float((work.received_bytes > 0) + (sent_bytes > 0))),

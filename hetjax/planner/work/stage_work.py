@@ -13,7 +13,7 @@ import jax
 from hetjax import _compat
 from hetjax.pipeline.program.costs import Cost, equation_cost
 from hetjax.pipeline.program.forms import form_of
-from hetjax.pipeline.program.temporaries import temporary_bytes
+from hetjax.pipeline.program.temporaries import temporary_bytes, temporary_bytes_on_cpu
 from hetjax.pipeline.program.traced_program import (
     Constant,
     Operand,
@@ -47,6 +47,7 @@ class Work:
         again_bytes: the most bytes that layers hold which are made again one after another.
         temporary_bytes: the most bytes that either pass holds beside what goes in and comes out,
             without what is made again.
+        temporary_bytes_on_cpu: the same of programs that are compiled for CPUs.
         received_bytes: bytes it receives from the run before; 0 in the first.
         returned_bytes: bytes of their cotangents, which it gives back.
         returned: which of the values received have such a cotangent, by place.
@@ -75,6 +76,7 @@ class Work:
     split: SplitWork | None = None
     again_bytes: int = 0
     temporary_bytes: int = 0
+    temporary_bytes_on_cpu: int = 0
     kept_twice: int = 0
     forward_moves: MemberMoves = field(default_factory=MemberMoves)
     backward_moves: MemberMoves = field(default_factory=MemberMoves)
@@ -187,6 +189,9 @@ def measure(
         work, cotangents = known.works[key]
         if places:
             work = replace(work, **repeated[run.index])
+            # The program that was looked at makes them again in it.
+            beside = max(0, work.temporary_bytes_on_cpu - work.again_bytes)
+            work = replace(work, temporary_bytes_on_cpu=beside)
         works.append(replace(work, parts=run.parameters))
     return tuple(reversed(works))
 
@@ -336,6 +341,7 @@ def _measure_run(
         residual_bytes=programs.residual_bytes,
         input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
         temporary_bytes=max(map(temporary_bytes, passes)),
+        temporary_bytes_on_cpu=max(map(temporary_bytes_on_cpu, passes)),
         received_bytes=sum(num_bytes(shape) for shape in received),
         returned_bytes=sum(num_bytes(received[place]) for place in programs.cotangents_out),
         returned=programs.cotangents_out,

@@ -75,10 +75,35 @@ def attention_work(
     """
     if equation.primitive not in _PASSES:
         return None
+    q, k, v = _avals(equation)
+    tiles = _tiling(equation)
+    is_backward = is_backward or equation.primitive is ATTENTION_BACKWARD
+    return tiles_work(tiles, q, k.shape[-3], v.shape[-1], is_backward=is_backward)
+
+
+def attention_bytes(equation: _compat.JaxprEqn) -> int | None:
+    """What an equation of attention holds beside its operands and results; None for any other.
+
+    Args:
+        equation: the jaxpr equation.
+    """
+    if equation.primitive not in _PASSES:
+        return None
+    q, k, v = _avals(equation)
+    is_backward = equation.primitive is ATTENTION_BACKWARD
+    sides = k.shape[-3], k.shape[-2], v.shape[-1]
+    return tiles_bytes(_tiling(equation), q, sides, is_backward=is_backward)
+
+
+def _avals(equation: _compat.JaxprEqn) -> tuple[Any, Any, Any]:
+    query, key, value, *_ = (variable.aval for variable in equation.invars)
+    return query, key, value
+
+
+def _tiling(equation: _compat.JaxprEqn) -> Tiling:
     params: Any = equation.params
-    avals: list[Any] = [variable.aval for variable in equation.invars[:3]]
-    q, k, v = avals
-    tiles = tiling(
+    q, k, _ = _avals(equation)
+    return tiling(
         q.shape[-3],
         k.shape[-3],
         params["mask"],
@@ -87,8 +112,53 @@ def attention_work(
         params["has_segments"],
         LARGEST,
     )
-    is_backward = is_backward or equation.primitive is ATTENTION_BACKWARD
-    return tiles_work(tiles, q, k.shape[-3], v.shape[-1], is_backward=is_backward)
+
+
+def tiles_bytes(
+    tiles: Tiling,
+    query: Any,
+    sides: tuple[int, int, int],
+    *,
+    is_backward: bool,
+    has_slots: bool = True,
+) -> int:
+    """What is held while the pairs of tiles are computed, beside what goes in and comes out.
+
+    It is the scores of a pair of tiles and what is made of them; queries, keys and values as tiles
+    want them; and where there are several pairs the sums over them, which are brought into the
+    results' form afterwards.
+
+    Args:
+        tiles: the pairs.
+        query: shape and dtype of the queries, [..., T, N, H].
+        sides: how many keys there are, for how many heads, and numbers of a value.
+        is_backward: whether gradients are made.
+        has_slots: whether keys and values come for as many heads; else they are made so.
+    """
+    if not tiles.num_pairs:
+        return 0
+    *batch, queries, heads, head = query.shape
+    keys, slots, value = sides
+    wide = accumulator(query.dtype).itemsize
+    # Scores and weights; backward their cotangents too, and the sum of both products.
+    scored = (5 if is_backward else 2) * heads * tiles.query_tile * tiles.key_tile * wide
+    tiled_queries = _in_whole(queries, tiles.query_tile)
+    tiled_keys = _in_whole(keys, tiles.key_tile)
+    rows, columns = heads * tiled_queries, slots * tiled_keys * (head + value)
+    taken = rows * (head + is_backward * value) + columns
+    summed = 0
+    if tiles.num_pairs > tiles.query_tile * tiles.key_tile:
+        summed = rows * head + columns if is_backward else rows * value
+    if summed and is_backward:
+        # What has a result's size lies in its place meanwhile.
+        summed -= rows * head * (tiled_queries == queries)
+        summed -= columns * (tiled_keys == keys and has_slots)
+    return math.prod(batch) * (scored + taken * query.dtype.itemsize + summed * wide)
+
+
+def _in_whole(tokens: int, tile: int) -> int:
+    """Tokens up to whole tiles."""
+    return -(-tokens // tile) * tile
 
 
 def tiles_work(
