@@ -102,17 +102,20 @@ def search(case: Case, rounds: int, *, plan_only: bool = False) -> dict[str, Any
         rounds: how many searches.
         plan_only: whether none is made without a lost device.
     """
+    from hetjax.collecting import seldom_collected
     from hetjax.planner import DynamicProgram
 
-    problem = problem_of(case)
     planner = DynamicProgram()
-    found = [each for _ in range(rounds) if (each := planner.find(problem))]
-    count = problem.cluster.num_devices
-    again = [
-        each.search_seconds
-        for lost in (() if plan_only else (0, count // 3, count - 1))
-        if (each := planner.find_without(problem, {lost}, found[0]))
-    ]
+    # As `hetjax.plan` does.
+    with seldom_collected():
+        problem = problem_of(case)
+        found = [each for _ in range(rounds) if (each := planner.find(problem))]
+        count = problem.cluster.num_devices
+        again = [
+            each.search_seconds
+            for lost in (() if plan_only else (0, count // 3, count - 1))
+            if (each := planner.find_without(problem, {lost}, found[0]))
+        ]
     return {
         "layers": problem.num_layers,
         "devices": problem.cluster.num_devices,

@@ -420,7 +420,7 @@ kinds:
     peak_flops: {float32: 30 GFLOP/s}
     memory: MEMORY
     memory_bandwidth: 3 GB/s
-    platform: cpu
+    platform: gpu
     source: made up
 subclusters:
   - name: cards

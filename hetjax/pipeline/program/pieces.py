@@ -27,7 +27,7 @@ from hetjax.pipeline.program.traced_program import (
     operand_value,
 )
 
-_FEWEST = 3
+_FEWEST = 2
 """A program is cut where so many runs of steps, one after another, are alike."""
 
 LEAST_FLOPS = 1e8

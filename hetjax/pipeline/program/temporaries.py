@@ -62,24 +62,16 @@ def temporary_bytes_on_cpu(program: StepProgram) -> int:
     pieces = pieces_of(program)
     if not pieces:
         return Temporaries(program, on_cpu=True).most_bytes()
-    outputs = {*itertools.chain(*program.outputs)}
-    last = {v: place for place, each in enumerate(pieces) for v in (*each.makes, *each.reads)}
     known: dict[Hashable, int] = {}
-    alive = most = 0
-    for place, each in enumerate(pieces):
+    for each in pieces:
         if each.key not in known:
             known[each.key] = Temporaries(each.program, on_cpu=True).most_bytes()
-        made = [v for v in each.makes if isinstance(v, int) and v not in outputs]
-        most = max(most, alive + known[each.key])
-        alive += sum(num_bytes(program.avals[value]) for value in made)
-        most = max(most, alive)
-        inner = {*each.reads, *made} - {*itertools.chain(*program.arguments)} - outputs
-        alive -= sum(
-            num_bytes(program.avals[value])
-            for value in inner
-            if isinstance(value, int) and last[value] == place
-        )
-    return most
+    spans: list[_Span] = [
+        (frozenset(each.reads), tuple(v for v in each.makes if isinstance(v, int)), known[each.key])
+        for each in pieces
+    ]
+    apart = {*itertools.chain(*program.arguments), *itertools.chain(*program.outputs)}
+    return _most(spans, apart, lambda value: num_bytes(program.avals[value]))
 
 
 class Temporaries:
