@@ -104,7 +104,8 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
 
 def _temporary_bytes(runs: Runs, execution: Execution) -> FloatArray:
     """The most that a pass holds beside what goes in and comes out, by its devices' compiler."""
-    on_cpu = execution.kind.platform == "cpu"
+    # Programs of several members are cut where they exchange, and not into pieces.
+    on_cpu = execution.kind.platform == "cpu" and execution.members == 1
     return runs.temporary_bytes_on_cpu if on_cpu else runs.temporary_bytes
 
 
