@@ -7,7 +7,7 @@ kept of a microbatch goes as soon as nothing reads it any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,8 +80,9 @@ def held_bytes(
     waiting = sizes.of(programs.forward.outputs[0]) + sizes.of(received)
     # Of one microbatch there are no sums before they are made.
     sums = found.tasks["B"].program.summands if problem.num_microbatches == 1 else None
+    awaited = frozenset(sums or ())
     peaks = {
-        name: sizes.peak(task, sums or ())
+        name: sizes.peak(task, awaited)
         for name, task in found.tasks.items()
         if name in ("F", "R", "B")
     }
@@ -128,7 +129,7 @@ class _Sizes:
         numbers = dict.fromkeys(value for value in values if isinstance(value, int))
         return sum(map(self.size, numbers), np.zeros(self._trace.count))
 
-    def peak(self, task: ContextTask, awaited: Iterable[Operand] = ()) -> Shares:
+    def peak(self, task: ContextTask, awaited: Set[Operand]) -> Shares:
         """The most that a task holds, with all that it is given but parameters and sums.
 
         Args:
@@ -147,7 +148,7 @@ class _Sizes:
         for place, (item, (read, made)) in enumerate(zip(task.items, used, strict=True)):
             kept = [v for v in made if v in returned or (last[v] > place and v not in sums)]
             added = self.of(kept)
-            missing = missing - self.of(v for v in made if v in sums and v in awaited)
+            missing = missing - self.of(v for v in made if v in awaited)
             most = np.maximum(most, held + added - missing)
             if isinstance(item, ComputedRun):
                 outputs = (*kept, *(v for v in made if v in sums))

@@ -96,7 +96,7 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     way = (execution.mesh_shape, execution.sharding, execution.repeats, problem.optimizer_bytes)
     way = (*way, execution.examples, execution.updates, execution.members)
     way = (*way, execution.host_link is not None, execution.activation_link is not None)
-    way = (*way, execution.kind.platform == "cpu")
+    way = (*way, _is_in_pieces(execution))
     if runs.frozen.without_gradient:
         way = (*way, problem.num_microbatches)
     return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))
@@ -104,9 +104,15 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
 
 def _temporary_bytes(runs: Runs, execution: Execution) -> FloatArray:
     """The most that a pass holds beside what goes in and comes out, by its devices' compiler."""
-    # Programs of several members are cut where they exchange, and not into pieces.
-    on_cpu = execution.kind.platform == "cpu" and execution.members == 1
-    return runs.temporary_bytes_on_cpu if on_cpu else runs.temporary_bytes
+    return runs.temporary_bytes_on_cpu if _is_in_pieces(execution) else runs.temporary_bytes
+
+
+def _is_in_pieces(execution: Execution) -> bool:
+    """Whether its tasks are compiled for CPUs, piece by piece.
+
+    Programs of several members are cut where they exchange.
+    """
+    return execution.kind.platform == "cpu" and execution.members == 1
 
 
 def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:

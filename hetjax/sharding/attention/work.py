@@ -75,7 +75,7 @@ def attention_work(
     """
     if equation.primitive not in _PASSES:
         return None
-    q, k, v = _avals(equation)
+    q, k, v = attended_avals(equation)
     tiles = _tiling(equation)
     is_backward = is_backward or equation.primitive is ATTENTION_BACKWARD
     return tiles_work(tiles, q, k.shape[-3], v.shape[-1], is_backward=is_backward)
@@ -89,20 +89,25 @@ def attention_bytes(equation: _compat.JaxprEqn) -> int | None:
     """
     if equation.primitive not in _PASSES:
         return None
-    q, k, v = _avals(equation)
+    q, k, v = attended_avals(equation)
     is_backward = equation.primitive is ATTENTION_BACKWARD
     sides = k.shape[-3], k.shape[-2], v.shape[-1]
     return tiles_bytes(_tiling(equation), q, sides, is_backward=is_backward)
 
 
-def _avals(equation: _compat.JaxprEqn) -> tuple[Any, Any, Any]:
+def attended_avals(equation: _compat.JaxprEqn) -> tuple[Any, Any, Any]:
+    """Queries, keys and values of an attention, or of a block of one: shapes and dtypes.
+
+    Args:
+        equation: the jaxpr equation.
+    """
     query, key, value, *_ = (variable.aval for variable in equation.invars)
     return query, key, value
 
 
 def _tiling(equation: _compat.JaxprEqn) -> Tiling:
     params: Any = equation.params
-    q, k, _ = _avals(equation)
+    q, k, _ = attended_avals(equation)
     return tiling(
         q.shape[-3],
         k.shape[-3],
@@ -131,9 +136,9 @@ def tiles_bytes(
     Args:
         tiles: the pairs.
         query: shape and dtype of the queries, [..., T, N, H].
-        sides: how many keys there are, for how many heads, and numbers of a value.
+        sides: how many keys there are, in how many slots of heads, and numbers of a value.
         is_backward: whether gradients are made.
-        has_slots: whether keys and values come for as many heads; else they are made so.
+        has_slots: whether tiles take keys and values by slots; else once for each query head.
     """
     if not tiles.num_pairs:
         return 0
@@ -144,7 +149,8 @@ def tiles_bytes(
     scored = (5 if is_backward else 2) * heads * tiles.query_tile * tiles.key_tile * wide
     tiled_queries = _in_whole(queries, tiles.query_tile)
     tiled_keys = _in_whole(keys, tiles.key_tile)
-    rows, columns = heads * tiled_queries, slots * tiled_keys * (head + value)
+    rows = heads * tiled_queries
+    columns = (slots if has_slots else heads) * tiled_keys * (head + value)
     taken = rows * (head + is_backward * value) + columns
     summed = 0
     if tiles.num_pairs > tiles.query_tile * tiles.key_tile:

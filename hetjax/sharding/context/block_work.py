@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 
 from hetjax import _compat
 from hetjax.sharding.attention.mask import Mask
 from hetjax.sharding.attention.tiles import LARGEST, tiling
-from hetjax.sharding.attention.work import AttentionWork, tiles_bytes, tiles_work
+from hetjax.sharding.attention.work import AttentionWork, attended_avals, tiles_bytes, tiles_work
 from hetjax.sharding.context.attention_blocks import ATTEND, ATTEND_BACKWARD, Block
 from hetjax.sharding.deduction.signature_rules import BlockLabel
 
@@ -32,7 +31,7 @@ def block_work(equation: _compat.JaxprEqn, ranges: Mapping[int, tuple[int, int]]
     """
     whole: Block = equation.params["block"]
     block = whole.located(ranges)
-    (q, _, v), sizes = _avals(equation), {label: b - a for label, (a, b) in ranges.items()}
+    (q, _, v), sizes = attended_avals(equation), {label: b - a for label, (a, b) in ranges.items()}
     queries, keys = sizes[BlockLabel.QUERIES], sizes[BlockLabel.KEYS]
     mine = q.shape[0], queries, sizes[BlockLabel.QUERY_HEADS], q.shape[3]
     if 0 in mine or not keys:
@@ -55,26 +54,18 @@ def block_bytes(equation: _compat.JaxprEqn, ranges: Mapping[int, tuple[int, int]
         ranges: by `BlockLabel`, what the member has.
     """
     block: Block = equation.params["block"].located(ranges)
-    (q, _, v), sizes = _avals(equation), {label: b - a for label, (a, b) in ranges.items()}
+    (q, _, v), sizes = attended_avals(equation), {label: b - a for label, (a, b) in ranges.items()}
     queries, keys = sizes[BlockLabel.QUERIES], sizes[BlockLabel.KEYS]
     heads, slots = sizes[BlockLabel.QUERY_HEADS], sizes[BlockLabel.KEY_SLOTS]
     if not queries * keys * heads:
         return 0
     spans = block.query_spans, block.key_spans
     tiles = tiling(queries, keys, block.mask, *spans, block.has_segments, LARGEST)
-    if not tiles.num_pairs:
-        return 0
     query = jax.ShapeDtypeStruct((q.shape[0], queries, heads, q.shape[3]), q.dtype)
-    counts = {*block.heads_of_slots}
     return tiles_bytes(
         tiles,
         query,
-        (keys, slots if len(counts) == 1 else heads, v.shape[3]),
+        (keys, slots, v.shape[3]),
         is_backward=equation.primitive is ATTEND_BACKWARD,
-        has_slots=len(counts) == 1,
+        has_slots=len({*block.heads_of_slots}) == 1,
     )
-
-
-def _avals(equation: _compat.JaxprEqn) -> tuple[Any, Any, Any]:
-    query, key, value, *_ = (variable.aval for variable in equation.invars)
-    return query, key, value
