@@ -20,7 +20,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -42,13 +42,20 @@ WAYS: Mapping[str, tuple[Repetition, tuple[Kept, ...], str]] = {
 }
 """What stages make again, what they offload, and the schedule."""
 
+MODELS: Mapping[str, dict[str, Any]] = {
+    "long": {"width": 128, "heads": 4, "sequence": 256},
+    "wide": {"width": 512, "heads": 4, "sequence": 32},
+    "half_precision": {"width": 768, "heads": 12, "sequence": 512, "compute_dtype": "bfloat16"},
+}
+"""Of "long" much is kept of a microbatch; of "wide" optimizer state is the most."""
+
 MICROBATCHES, EXAMPLES, STEPS = 4, 16, 7
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("way", choices=WAYS)
-    parser.add_argument("--model", choices=("wide", "long"), default="long")
+    parser.add_argument("--model", choices=MODELS, default="long")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--seconds", action="store_true", help="time steps, too")
     asked = parser.parse_args(arguments)
@@ -64,7 +71,7 @@ def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[d
 
     Args:
         way: one of `WAYS`.
-        model: "long": much is kept of a microbatch; "wide": optimizer state is the most.
+        model: one of `MODELS`.
         stages: how many stages.
         with_seconds: whether steps are timed.
     """
@@ -75,12 +82,11 @@ def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[d
     import hetjax
     from hetjax.models import GPTConfig, language_model
 
-    width, sequence = {"long": (128, 256), "wide": (512, 32)}[model]
-    config = GPTConfig(vocabulary=512, blocks=12, width=width, heads=4, sequence=sequence)
+    config = GPTConfig(vocabulary=512, blocks=12, **MODELS[model])
     language = language_model(config)
     parameters = jax.jit(language.init)(jax.random.key(0))
     rng = np.random.default_rng(0)
-    batch = {"tokens": rng.integers(0, 512, (EXAMPLES, sequence + 1), dtype=np.int32)}
+    batch = {"tokens": rng.integers(0, 512, (EXAMPLES, config.sequence + 1), dtype=np.int32)}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     plan = plan_of(way, stages, language.loss, parameters, batch, optimizer)
     with hetjax.Trainer(plan, language.loss, parameters, optimizer, batch) as trainer:
@@ -131,17 +137,32 @@ def seconds(trainer: Any, batch: Any, plan: Any, way: str, model: str) -> dict[s
 
 
 def peak(worker: Any) -> tuple[int, int, str]:
-    """The most bytes on a stage's devices, those on its hosts, and what runs at the peak."""
+    """The most bytes on a stage's devices, those on its hosts, and what runs at the peak.
+
+    Args:
+        worker: the stage's, which has trained with `Noting` for its buffers.
+    """
+    return peak_of(worker, worker.buffers.sizes, worker.buffers)
+
+
+def peak_of(worker: Any, sizes: Mapping[Any, int], there: Collection[Any]) -> tuple[int, int, str]:
+    """The same of a worker that need not have trained.
+
+    Args:
+        worker: the stage's.
+        sizes: bytes of all its buffers.
+        there: the buffers that are there when a step begins.
+    """
     from hetjax.runtime.instructions import instruction as kinds
     from hetjax.runtime.instructions.buffers import Offloaded
 
-    sizes, programs = worker.buffers.sizes, worker.compiled.programs
-    device = {name for name in worker.buffers if not isinstance(name, Offloaded)}
-    host = worker.buffers.keys() - device
+    programs = worker.compiled.programs
+    device = {name for name in there if not isinstance(name, Offloaded)}
+    host = {*there} - device
     most, at, on_host = 0, "", 0
     for each in worker.training:
-        held = sum(map(sizes.get, device))
-        on_host = max(on_host, sum(map(sizes.get, host)))
+        held = sum(sizes[name] for name in device)
+        on_host = max(on_host, sum(sizes[name] for name in host))
         match each:
             case kinds.Run():
                 made = sum(sizes[b] for b in each.outputs if b not in device)
@@ -151,7 +172,7 @@ def peak(worker: Any) -> tuple[int, int, str]:
                 what, device = each.program, device | set(each.outputs)
             case kinds.Load() | kinds.Receive() | kinds.Fetch():
                 device = device | set(each.buffers)
-                held, what = sum(map(sizes.get, device)), type(each).__name__
+                held, what = sum(sizes[name] for name in device), type(each).__name__
             case kinds.Store():
                 host, what = host | set(each.targets), ""
             case kinds.Free():
@@ -190,8 +211,16 @@ class Noting(dict[Any, Any]):
             self[name] = array
 
 
-def plan_of(way: str, stages: int, loss: Any, parameters: Any, batch: Any, optimizer: Any) -> Any:
-    """A plan of equal stages that run in a way, with its prediction."""
+def plan_of(
+    way: str,
+    stages: int,
+    loss: Any,
+    parameters: Any,
+    batch: Any,
+    optimizer: Any,
+    chip: Any = None,
+) -> Any:
+    """A plan of equal stages that run in a way, with its prediction; on this host by default."""
     from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, measure_host_cpu
     from hetjax.pipeline.schedule_search.named_schedules import make_schedule
     from hetjax.planner import make_problem, predict
@@ -200,8 +229,8 @@ def plan_of(way: str, stages: int, loss: Any, parameters: Any, batch: Any, optim
     from hetjax.planner.work.repeating_layers import repeated_by
 
     link = Link(10e9, 1e-5)
-    host = replace(measure_host_cpu(stages), memory_bytes=10**11)
-    part = Subcluster("chips", host, 1, stages, link, link, host_memory_bytes=10**11)
+    chip = replace(chip or measure_host_cpu(stages), memory_bytes=10**11)
+    part = Subcluster("chips", chip, 1, stages, link, link, host_memory_bytes=10**11)
     problem = make_problem(
         loss,
         parameters,

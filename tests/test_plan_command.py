@@ -432,7 +432,7 @@ subclusters:
 """
 
 
-@pytest.mark.parametrize(("memory", "shared"), [("2 MB", 2), ("1.5 MB", 1), ("1.4 MB", 0)])
+@pytest.mark.parametrize(("memory", "shared"), [("2 MB", 2), ("1.5 MB", 1), ("1.44 MB", 0)])
 def test_where_memory_is_short_stages_are_of_other_kinds(
     memory: str, shared: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

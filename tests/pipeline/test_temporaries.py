@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import hetjax
-from hetjax.pipeline.program.temporaries import Temporaries
+from hetjax.pipeline.program.temporaries import Temporaries, temporary_bytes, untiled_bytes
 from hetjax.pipeline.update.alike_leaves import program_of
 
 SIDE = 256
@@ -88,3 +88,21 @@ def test_losses_of_tokens_hold_the_logits_of_a_chunk(tokens: int):
 )
 def test_what_is_held_where_all_runs_as_soon_as_it_can(function: Any, matrices: int):
     assert held(function, on_cpu=True) == matrices * ONE
+
+
+@pytest.mark.parametrize(("dtype", "scores"), [("float32", 2), ("bfloat16", 0)])
+def test_cards_hold_the_scores_of_an_attention(dtype: str, scores: int):
+    """Of numbers that cuDNN has no kernel for, and without what a tensor axis divides."""
+    heads, tokens = 4, 128
+    shape = jax.ShapeDtypeStruct((2, tokens, heads, 8), dtype)
+
+    def gradients(arrays: Any) -> Any:
+        def loss(*operands: Any) -> jax.Array:
+            return hetjax.attention(*operands).astype(jnp.float32).sum()
+
+        return list(jax.grad(loss, argnums=(0, 1, 2))(*arrays))
+
+    program, _ = program_of(gradients, [[shape] * 3])
+    tiles = temporary_bytes(program) - untiled_bytes(program)
+    expected = scores * 4 * 2 * heads * tokens**2
+    assert expected <= tiles <= 1.2 * expected

@@ -50,6 +50,23 @@ def temporary_bytes(program: StepProgram) -> int:
     return Temporaries(program).most_bytes()
 
 
+def untiled_bytes(program: StepProgram) -> int:
+    """The same without the tiles of attention, which a tensor axis divides by heads.
+
+    Args:
+        program: the program.
+
+    Returns:
+        Bytes, were all of it on one device.
+    """
+
+    def inside(step: Step) -> int | None:
+        is_tiled = step.equation is not None and attention_bytes(step.equation, on_cpu=False)
+        return 0 if is_tiled else None
+
+    return Temporaries(program).most_bytes(inside=inside)
+
+
 def temporary_bytes_on_cpu(program: StepProgram) -> int:
     """The same of a program that is compiled for CPUs: piece by piece, each breadth first.
 
@@ -135,9 +152,8 @@ def _shared_functions(steps: Sequence[Step]) -> frozenset[int]:
 
 def _line_of(step: Step, fenced: Collection[int], *, on_cpu: bool) -> _Line:
     inside = 0 if step.equation is None else _inside(step.equation)
-    if on_cpu and step.equation is not None:
-        # Elsewhere libraries have kernels of their own for it.
-        inside = max(inside, attention_bytes(step.equation) or 0)
+    if step.equation is not None:
+        inside = max(inside, attention_bytes(step.equation, on_cpu=on_cpu) or 0)
     is_stored = is_expensive(step) or any(output in fenced for output in step.outputs)
     return _Line(tuple(step.values()), tuple(step.outputs), is_stored, inside * is_stored)
 

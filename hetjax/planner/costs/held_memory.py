@@ -104,7 +104,11 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
 
 def _temporary_bytes(runs: Runs, execution: Execution) -> FloatArray:
     """The most that a pass holds beside what goes in and comes out, by its devices' compiler."""
-    return runs.temporary_bytes_on_cpu if _is_in_pieces(execution) else runs.temporary_bytes
+    if _is_in_pieces(execution):
+        return runs.temporary_bytes_on_cpu
+    _, tensor = execution.mesh_shape
+    # A tensor axis divides an attention by heads.
+    return runs.untiled_bytes + (runs.temporary_bytes - runs.untiled_bytes) / tensor
 
 
 def _is_in_pieces(execution: Execution) -> bool:

@@ -61,7 +61,8 @@ class Runs:
         again_bytes: the most bytes that layers hold which are made again one after another.
         temporary_bytes: the most bytes that either pass holds beside what goes in and comes out,
             without what is made again; of several layers those of one.
-        temporary_bytes_on_cpu: the same of programs that are compiled for CPUs.
+        untiled_bytes: the same without the tiles of attention.
+        temporary_bytes_on_cpu: the same with them, of programs that are compiled for CPUs.
         again_share: what share of the forward pass the backward pass repeats for these.
         boundary_bytes: bytes received and sent.
         messages: how many messages bring and take them.
@@ -100,6 +101,7 @@ class Runs:
     input_bytes: FloatArray
     again_bytes: FloatArray
     temporary_bytes: FloatArray
+    untiled_bytes: FloatArray
     temporary_bytes_on_cpu: FloatArray
     again_share: FloatArray
     boundary_bytes: FloatArray
@@ -336,6 +338,7 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         input_bytes=first_inputs[:, None] * has_backward,
         again_bytes=np.zeros((len(works) + 1,) * 2),
         temporary_bytes=_temporary_bytes(works, [work.temporary_bytes for work in works]),
+        untiled_bytes=_temporary_bytes(works, [work.untiled_bytes for work in works]),
         temporary_bytes_on_cpu=_temporary_bytes(
             works, [work.temporary_bytes_on_cpu for work in works]
         ),
@@ -399,6 +402,7 @@ def one_run(
         input_bytes=np.array(float(work.input_bytes * (work.backward_passes > 0))),
         again_bytes=np.array(float(work.again_bytes)),
         temporary_bytes=np.array(float(work.temporary_bytes)),
+        untiled_bytes=np.array(float(work.untiled_bytes)),
         temporary_bytes_on_cpu=np.array(float(work.temporary_bytes_on_cpu)),
         again_share=np.array(_again_share(work)),
         boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),

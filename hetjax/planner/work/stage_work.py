@@ -13,7 +13,11 @@ import jax
 from hetjax import _compat
 from hetjax.pipeline.program.costs import Cost, equation_cost
 from hetjax.pipeline.program.forms import form_of
-from hetjax.pipeline.program.temporaries import temporary_bytes, temporary_bytes_on_cpu
+from hetjax.pipeline.program.temporaries import (
+    temporary_bytes,
+    temporary_bytes_on_cpu,
+    untiled_bytes,
+)
 from hetjax.pipeline.program.traced_program import (
     Constant,
     Operand,
@@ -47,7 +51,8 @@ class Work:
         again_bytes: the most bytes that layers hold which are made again one after another.
         temporary_bytes: the most bytes that either pass holds beside what goes in and comes out,
             without what is made again.
-        temporary_bytes_on_cpu: the same of programs that are compiled for CPUs.
+        untiled_bytes: the same without the tiles of attention.
+        temporary_bytes_on_cpu: the same with them, of programs that are compiled for CPUs.
         received_bytes: bytes it receives from the run before; 0 in the first.
         returned_bytes: bytes of their cotangents, which it gives back.
         returned: which of the values received have such a cotangent, by place.
@@ -76,6 +81,7 @@ class Work:
     split: SplitWork | None = None
     again_bytes: int = 0
     temporary_bytes: int = 0
+    untiled_bytes: int = 0
     temporary_bytes_on_cpu: int = 0
     kept_twice: int = 0
     forward_moves: MemberMoves = field(default_factory=MemberMoves)
@@ -211,12 +217,13 @@ def _repeated(
     for (first, end), runs in zip(itertools.pairwise(boundaries), inside, strict=True):
         works = [pieces[run] for run in runs]
         again = max((work.residual_bytes for work in works), default=0)
-        parts = (work for (a, b), work in pieces.items() if first <= a and b <= end)
+        parts = [work for (a, b), work in pieces.items() if first <= a and b <= end]
         found.append(
             {
                 "recompute": sum((w.forward for w in works), Cost()),
                 "again_bytes": again,
                 "temporary_bytes": max((work.temporary_bytes for work in parts), default=0),
+                "untiled_bytes": max((work.untiled_bytes for work in parts), default=0),
             }
         )
     return found
@@ -341,6 +348,7 @@ def _measure_run(
         residual_bytes=programs.residual_bytes,
         input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
         temporary_bytes=max(map(temporary_bytes, passes)),
+        untiled_bytes=max(map(untiled_bytes, passes)),
         temporary_bytes_on_cpu=max(map(temporary_bytes_on_cpu, passes)),
         received_bytes=sum(num_bytes(shape) for shape in received),
         returned_bytes=sum(num_bytes(received[place]) for place in programs.cotangents_out),

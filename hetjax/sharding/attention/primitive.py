@@ -24,6 +24,7 @@ from hetjax.sharding.attention.cudnn import (
     attention_by_cudnn,
     is_for_cudnn,
 )
+from hetjax.sharding.attention.late_operands import taken_after
 from hetjax.sharding.attention.mask import Mask, Tokens
 from hetjax.sharding.attention.tile_views import accumulator
 from hetjax.sharding.attention.tiles import LARGEST, LARGEST_ELSEWHERE
@@ -121,13 +122,15 @@ def _attention_of_card(*operands: Any, **params: Any) -> tuple[Any, Any]:
 
 
 def _attention_backward_of_card(*operands: Any, **params: Any) -> tuple[Any, ...]:
-    q, k, v = operands[:3]
+    *kept, d_out = operands
+    q, k, v = kept[:3]
     if is_for_cudnn(q, k, v, params):
         with contextlib.suppress(*_WITHOUT_CUDNN):
-            return attention_backward_by_cudnn(
-                q, k, v, operands[-1], params["mask"], params["scale"]
-            )
-    return _attention_backward(*operands, largest_tile=LARGEST_ELSEWHERE, **params)
+            # It has forms of its own for none of them, so that each costs a copy; one is enough.
+            (late,) = taken_after(d_out, q)
+            return attention_backward_by_cudnn(late, k, v, d_out, params["mask"], params["scale"])
+    late = taken_after(d_out, q, k, v)
+    return _attention_backward(*late, *kept[3:], d_out, largest_tile=LARGEST_ELSEWHERE, **params)
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetjax import _compat
+from hetjax.sharding.attention.cudnn import is_for_cudnn
 from hetjax.sharding.attention.primitive import ATTENTION, ATTENTION_BACKWARD
 from hetjax.sharding.attention.tile_views import accumulator
-from hetjax.sharding.attention.tiles import LARGEST, Tiling, tiling
+from hetjax.sharding.attention.tiles import LARGEST, LARGEST_ELSEWHERE, Tiling, tiling
 
 BACKWARD_PASSES = 2.5
 """How often the backward equation does the products of the forward one: five to its two."""
@@ -81,18 +82,22 @@ def attention_work(
     return tiles_work(tiles, q, k.shape[-3], v.shape[-1], is_backward=is_backward)
 
 
-def attention_bytes(equation: _compat.JaxprEqn) -> int | None:
+def attention_bytes(equation: _compat.JaxprEqn, *, on_cpu: bool) -> int | None:
     """What an equation of attention holds beside its operands and results; None for any other.
 
     Args:
         equation: the jaxpr equation.
+        on_cpu: whether it is compiled for CPUs; cards fuse more, and may have a kernel for it.
     """
     if equation.primitive not in _PASSES:
         return None
     q, k, v = attended_avals(equation)
+    if not on_cpu and is_for_cudnn(q, k, v, equation.params):
+        return 0
     is_backward = equation.primitive is ATTENTION_BACKWARD
     sides = k.shape[-3], k.shape[-2], v.shape[-1]
-    return tiles_bytes(_tiling(equation), q, sides, is_backward=is_backward)
+    tiles = _tiling(equation, LARGEST if on_cpu else LARGEST_ELSEWHERE)
+    return tiles_bytes(tiles, q, sides, is_backward=is_backward, is_fused=not on_cpu)
 
 
 def attended_avals(equation: _compat.JaxprEqn) -> tuple[Any, Any, Any]:
@@ -105,7 +110,7 @@ def attended_avals(equation: _compat.JaxprEqn) -> tuple[Any, Any, Any]:
     return query, key, value
 
 
-def _tiling(equation: _compat.JaxprEqn) -> Tiling:
+def _tiling(equation: _compat.JaxprEqn, largest: int = LARGEST) -> Tiling:
     params: Any = equation.params
     q, k, _ = attended_avals(equation)
     return tiling(
@@ -115,7 +120,7 @@ def _tiling(equation: _compat.JaxprEqn) -> Tiling:
         params["query_spans"],
         params["key_spans"],
         params["has_segments"],
-        LARGEST,
+        largest,
     )
 
 
@@ -126,6 +131,7 @@ def tiles_bytes(
     *,
     is_backward: bool,
     has_slots: bool = True,
+    is_fused: bool = False,
 ) -> int:
     """What is held while the pairs of tiles are computed, beside what goes in and comes out.
 
@@ -139,6 +145,7 @@ def tiles_bytes(
         sides: how many keys there are, in how many slots of heads, and numbers of a value.
         is_backward: whether gradients are made.
         has_slots: whether tiles take keys and values by slots; else once for each query head.
+        is_fused: whether what is made of scores goes into the next product as it is made.
     """
     if not tiles.num_pairs:
         return 0
@@ -146,7 +153,8 @@ def tiles_bytes(
     keys, slots, value = sides
     wide = accumulator(query.dtype).itemsize
     # Scores and weights; backward their cotangents too, and the sum of both products.
-    scored = (5 if is_backward else 2) * heads * tiles.query_tile * tiles.key_tile * wide
+    copies = 1 + is_backward if is_fused else 5 if is_backward else 2
+    scored = copies * heads * tiles.query_tile * tiles.key_tile * wide
     tiled_queries = _in_whole(queries, tiles.query_tile)
     tiled_keys = _in_whole(keys, tiles.key_tile)
     rows = heads * tiled_queries
