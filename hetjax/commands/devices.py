@@ -88,7 +88,7 @@ def use_devices(cluster: Cluster, runtime: RuntimeSettings, *, play: bool = Fals
     """
     import jax
 
-    is_host = play or all(each.kind.platform == "cpu" for each in cluster.subclusters)
+    is_host = play or all(each.kind.is_processor for each in cluster.subclusters)
     if is_host and runtime.name == "local":
         # XLA has a thread for each of them. Stages whose collectives meet in one process need more
         # threads than they have devices, or they wait for one another.

@@ -26,7 +26,7 @@ def shared_core_lines(plan: Plan, configuration: Configuration) -> Iterator[str]
     """
     if configuration.runtime.name != "local" or configuration.cluster.play:
         return
-    host = {each.name for each in plan.cluster.subclusters if each.kind.platform == "cpu"}
+    host = {each.name for each in plan.cluster.subclusters if each.kind.is_processor}
     stages = sum(
         any(submesh.subcluster in host for submesh in stage.submeshes) for stage in plan.stages
     )

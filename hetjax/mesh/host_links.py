@@ -47,7 +47,7 @@ def link_to_host(subcluster: Subcluster) -> Link:
     """
     if subcluster.host_link is not None:
         return subcluster.host_link
-    if subcluster.kind.platform == "cpu":
+    if subcluster.kind.is_processor:
         return Link(subcluster.kind.memory_bandwidth / 2, 20e-6)
     return SLOTS.get(subcluster.kind.name, PCIE_4)
 

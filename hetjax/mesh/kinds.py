@@ -124,6 +124,11 @@ class DeviceKind:
             if not 0 < share <= 1:
                 raise InputError(f"{place}: {share!r} is not allowed: it must be over 0, at most 1")
 
+    @property
+    def is_processor(self) -> bool:
+        """Whether it is a host's processor, for which XLA compiles in a way of its own."""
+        return self.platform == "cpu"
+
     def flops(self, dtype: DTypeLike) -> float:
         """Peak FLOP/s for matrix products of a dtype.
 

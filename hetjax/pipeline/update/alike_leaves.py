@@ -41,7 +41,7 @@ Ends = Mapping[Operand, tuple[Operand, Operand | None]]
 _TOGETHER = 96
 """How many components at most are updated by one call: each call takes a processor 0.1 ms."""
 
-_BYTES = 2**25
+RESULT_BYTES = 2**25
 """How many bytes of results at most: XLA for CPUs copies some of what a call updates."""
 
 _FEWEST = 3
@@ -63,7 +63,7 @@ def is_divided(components: int, result_bytes: int) -> bool:
 
 
 def _least_calls(components: int, result_bytes: int) -> int:
-    return max(-(-components // _TOGETHER), -(-result_bytes // _BYTES))
+    return max(-(-components // _TOGETHER), -(-result_bytes // RESULT_BYTES))
 
 
 def program_of(

@@ -69,7 +69,7 @@ def held_bytes(
         For each member fields of a `hetjax.planner.plan.prediction.MemberPrediction`.
     """
     programs = found.programs
-    sizes = _Sizes(found, [execution.kind.platform == "cpu" for execution in union.members])
+    sizes = _Sizes(found, [execution.kind.is_processor for execution in union.members])
     _, batch, received, residuals, *_ = programs.backward.arguments
     inputs, again = (*batch, *received), np.zeros(found.trace.count)
     kept = sizes.of((*inputs, *residuals))

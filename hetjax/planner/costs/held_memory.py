@@ -8,15 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.pipeline.schedules.activation_copies import MOST_THERE, PLACES
+from hetjax.pipeline.update.alike_leaves import RESULT_BYTES
 from hetjax.planner.costs.measured_times import measured_times
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.execution import (
     Execution,
+    ParameterBytes,
     offloaded_bytes,
     parameter_bytes,
 )
 from hetjax.planner.work.layer_runs import Runs
+
+_COPIED = 0.7
+"""What XLA for CPUs copies of what an update makes, as a share; measured of AdamW."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +33,7 @@ class Memory:
         activation_bytes: what one microbatch keeps for its backward pass.
         working_bytes: what a task needs while it runs, beside these.
         update_bytes: what the update needs beside the state, after all tasks: optimizer state that
-            is on its way from the hosts' memory and back.
+            is on its way from the hosts' memory and back; on CPUs copies of what it makes.
         host_bytes: optimizer state in the hosts' memory.
         offloaded_bytes: of `activation_bytes`, what waits in the hosts' memory.
     """
@@ -116,7 +121,7 @@ def _is_in_pieces(execution: Execution) -> bool:
 
     Programs of several members are cut where they exchange.
     """
-    return execution.kind.platform == "cpu" and execution.members == 1
+    return execution.kind.is_processor and execution.members == 1
 
 
 def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
@@ -139,4 +144,14 @@ def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memor
         working = working + of.whole
     # While one group of the state is updated, the next one is on its way.
     away = kept / data if execution.activation_link is not None else np.zeros_like(kept)
-    return Memory(of.held, kept / data, working, 2 * group, host, offloaded_bytes=away)
+    update = np.maximum(2 * group, _copied(of, execution))
+    return Memory(of.held, kept / data, working, update, host, offloaded_bytes=away)
+
+
+def _copied(of: ParameterBytes, execution: Execution) -> FloatArray | float:
+    """Bytes that a device's compiler copies while parameters and their state are updated."""
+    if not execution.kind.is_processor or execution.host_link is not None:
+        return 0.0
+    # Gradients are read, and all else is made; a large update makes it in several calls.
+    made = of.updated * (1 - of.trained / np.maximum(of.held, 1.0))
+    return _COPIED * np.minimum(np.maximum(made, 0.0), 2 * RESULT_BYTES)

@@ -124,7 +124,7 @@ def copies_overlap(execution: Execution) -> bool:
     Args:
         execution: where and how.
     """
-    return execution.kind.platform != "cpu"
+    return not execution.kind.is_processor
 
 
 def update_rate(problem: PlanningProblem, execution: Execution) -> float:

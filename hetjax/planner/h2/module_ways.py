@@ -167,7 +167,7 @@ class ModuleWays:
             pace_seconds=max(there, back, self._card(part, shape, first), self._crossing),
             state_bytes=layer.state_bytes,
             kept_bytes=layer.kept_bytes,
-            fixed_bytes=float(one.state_bytes + one.update_bytes + one.working_bytes)
+            fixed_bytes=float(one.state_bytes + max(one.update_bytes, one.working_bytes))
             - layer.state_bytes,
             offloads_activations="activations" in offload,
             host_bytes=layer.host_bytes,
@@ -183,7 +183,9 @@ class ModuleWays:
         if run[0] == run[1]:
             return _Layer(0.0, 0.0, 0.0, 0.0, 0.0)
         alone = self._estimate(execution, run)
-        state = float(alone.state_bytes + alone.update_bytes)
+        # What an update copies on CPUs is no more for it.
+        streamed = alone.update_bytes if execution.host_link is not None else 0
+        state = float(alone.state_bytes + streamed)
         kept, seconds = float(alone.activation_bytes), _seconds(alone) - 2 * TASK_SECONDS
         return _Layer(max(0.0, seconds), 0.0, state, kept, float(alone.host_bytes))
 

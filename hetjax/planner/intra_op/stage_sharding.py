@@ -229,7 +229,7 @@ class StageProblem:
         found = parts or StageParts.of(program, stage, training.microbatch_size)
         self.operations, self.groups, self.home = found.operations, found.groups, found.home
         self.kept = found.kept
-        optimizes = devices.kind.platform != "cpu"
+        optimizes = not devices.kind.is_processor
         # Where values are told of, the runtime reduces gradients as they are made.
         self.sums = training.num_microbatches if tensor == 1 else 1
         self.data_ring = Ring(devices.link, data, optimizes)

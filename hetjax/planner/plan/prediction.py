@@ -63,7 +63,7 @@ class StagePrediction:
         memory_limit_bytes: what one device has.
         bubble: share of the step in which the stage, or its devices, computes nothing.
         update_bytes: what the update needs beside the state, on one device: offloaded optimizer
-            state that is on its way.
+            state that is on its way; on CPUs copies of what it makes.
         host_bytes: offloaded optimizer state of one device, in its host's memory.
         host_limit_bytes: a device's share of that memory; 0 where nothing is offloaded.
         update_groups: of an update whose state is offloaded, what each group takes.

@@ -189,7 +189,7 @@ def _key(problem: PlanningProblem, subcluster: Subcluster, way: Way, structure: 
 def _kind_name(subcluster: Subcluster) -> str:
     """What the database calls a subcluster's devices: hosts' processors are seldom alike."""
     name = subcluster.kind.name
-    return f"{name} of {subcluster.name}" if subcluster.kind.platform == "cpu" else name
+    return f"{name} of {subcluster.name}" if subcluster.kind.is_processor else name
 
 
 def make_profile(

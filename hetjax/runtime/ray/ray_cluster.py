@@ -188,7 +188,7 @@ def worker_options(subcluster: Subcluster, devices: int) -> dict[str, Any]:
     resources = worker_resources(subcluster, devices)
     gpus = resources.pop("GPU", 0)
     variables = {"JAX_PLATFORMS": ""}
-    if subcluster.kind.platform == "cpu":
+    if subcluster.kind.is_processor:
         variables = {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": _flags(os.environ.get("XLA_FLAGS", ""), devices),

@@ -126,7 +126,7 @@ def _attention_backward_of_card(*operands: Any, **params: Any) -> tuple[Any, ...
     q, k, v = kept[:3]
     if is_for_cudnn(q, k, v, params):
         with contextlib.suppress(*_WITHOUT_CUDNN):
-            # It has forms of its own for none of them, so that each costs a copy; one is enough.
+            # It reads them as they lie: what waits is copied, and to wait with one is enough.
             (late,) = taken_after(d_out, q)
             return attention_backward_by_cudnn(late, k, v, d_out, params["mask"], params["scale"])
     late = taken_after(d_out, q, k, v)
