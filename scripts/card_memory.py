@@ -9,7 +9,8 @@ known before there is one. The plans are those of `h2_memory.py`, as one stage. 
 card, there is no cuDNN, so that attention is computed by tiles, and kernels are chosen untimed.
 
 Rows: `way`, `model`, `predicted_bytes`, `xla_bytes` and their `ratio`, `at` for what runs at the
-peak, and `temporary_bytes`: what XLA's forward and backward pass hold beside what goes in and out.
+peak; and of each program `temporary_bytes`, what it holds beside what goes in and out, and how many
+`kernels` it calls, where memory that is saved may cost time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -108,7 +110,17 @@ def row(way: str, model: str) -> dict[str, Any]:
             name: program.memory_analysis().temp_size_in_bytes
             for name, program in worker.compiled.programs.items()
         },
+        "kernels": {
+            name: kernels_in(program.as_text())
+            for name, program in worker.compiled.programs.items()
+        },
     }
+
+
+def kernels_in(text: str) -> int:
+    """How many kernels a compiled program calls, loops once."""
+    _, entry = text.split("\nENTRY", 1)
+    return len(re.findall(r" (?:fusion|custom-call|copy|while)\(", entry))
 
 
 def card_or_described() -> Any:
