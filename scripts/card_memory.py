@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from h2_memory import EXAMPLES, MODELS, WAYS, peak_of, plan_of
+from h2_memory import EXAMPLES, MODELS, WAYS, model_of, peak_of, plan_of
 
 _H100 = """
 gpu_device_info {
@@ -74,20 +74,16 @@ def row(way: str, model: str) -> dict[str, Any]:
     """
     import jax
     import numpy as np
-    import optax
 
     from hetjax.mesh import kind
     from hetjax.mesh.jax_devices import kind_name
-    from hetjax.models import GPTConfig, language_model
     from hetjax.runtime.workers.job import Job, build
     from hetjax.runtime.workers.worker import StageWorker
     from hetjax.sharding.annotation.rules import MESH_AXES
 
-    config = GPTConfig(vocabulary=512, blocks=12, **MODELS[model])
-    language = language_model(config)
+    config, language, optimizer = model_of(model)
     parameters = jax.eval_shape(language.init, jax.random.key(0))
     batch = {"tokens": jax.ShapeDtypeStruct((EXAMPLES, config.sequence + 1), np.int32)}
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     card = card_or_described()
     chip: Any = kind(kind_name(card) or "")
     plan = plan_of(way, 1, language.loss, parameters, batch, optimizer, chip)

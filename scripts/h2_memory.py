@@ -77,17 +77,13 @@ def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[d
     """
     import jax
     import numpy as np
-    import optax
 
     import hetjax
-    from hetjax.models import GPTConfig, language_model
 
-    config = GPTConfig(vocabulary=512, blocks=12, **MODELS[model])
-    language = language_model(config)
+    config, language, optimizer = model_of(model)
     parameters = jax.jit(language.init)(jax.random.key(0))
     rng = np.random.default_rng(0)
     batch = {"tokens": rng.integers(0, 512, (EXAMPLES, config.sequence + 1), dtype=np.int32)}
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     plan = plan_of(way, stages, language.loss, parameters, batch, optimizer)
     with hetjax.Trainer(plan, language.loss, parameters, optimizer, batch) as trainer:
         trainer.train_step(batch)
@@ -111,6 +107,17 @@ def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[d
             }
         if with_seconds:
             yield seconds(trainer, batch, plan, way, model)
+
+
+def model_of(name: str) -> tuple[Any, Any, Any]:
+    """A model of `MODELS`: its configuration, itself, and what updates it."""
+    import optax
+
+    from hetjax.models import GPTConfig, language_model
+
+    config = GPTConfig(vocabulary=512, blocks=12, **MODELS[name])
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    return config, language_model(config), optimizer
 
 
 def seconds(trainer: Any, batch: Any, plan: Any, way: str, model: str) -> dict[str, Any]:

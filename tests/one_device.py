@@ -99,7 +99,10 @@ def check_gradients(case: Case, *, evaluates: bool = False) -> None:
 def _movement(case: Case, batch: Batch, leaf: int) -> float:
     """How far a leaf's gradient moves on one device when parameters do, by half of a last bit."""
     gradient = jax.jit(jax.grad(case.model.mean_loss))
-    parameters, rng, found = case.model.init(), np.random.default_rng(0), []
+    parameters, rng = case.model.init(), np.random.default_rng(0)
+
+    def of_leaf(parameters: Any) -> np.ndarray:
+        return np.asarray(jax.tree.leaves(gradient(parameters, batch))[leaf])
 
     def moved(array: Any) -> Any:
         array = np.asarray(array)
@@ -108,11 +111,8 @@ def _movement(case: Case, batch: Batch, leaf: int) -> float:
         by = np.finfo(array.dtype).eps / 2 * rng.choice((-1, 1), array.shape)
         return (array * (1 + by)).astype(array.dtype)
 
-    for _ in range(4):
-        there = jax.tree.leaves(gradient(jax.tree.map(moved, parameters), batch))[leaf]
-        here = jax.tree.leaves(gradient(parameters, batch))[leaf]
-        found.append(largest_error(np.asarray(there), np.asarray(here)))
-    return max(found)
+    here, there = of_leaf(parameters), (jax.tree.map(moved, parameters) for _ in range(4))
+    return max(largest_error(of_leaf(each), here) for each in there)
 
 
 def _cancellation(case: Case, batch: Batch, leaf: int, gradient: np.ndarray) -> float:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import hetjax
-from hetjax.pipeline.program.temporaries import Temporaries, temporary_bytes, untiled_bytes
+from hetjax.pipeline.program.temporaries import Temporaries
 from hetjax.pipeline.update.alike_leaves import program_of
 
 SIDE = 256
@@ -103,6 +103,7 @@ def test_cards_hold_the_scores_of_an_attention(dtype: str, scores: int):
         return list(jax.grad(loss, argnums=(0, 1, 2))(*arrays))
 
     program, _ = program_of(gradients, [[shape] * 3])
-    tiles = temporary_bytes(program) - untiled_bytes(program)
+    temporaries = Temporaries(program)
+    tiles = temporaries.most_bytes() - temporaries.untiled_bytes()
     expected = scores * 4 * 2 * heads * tokens**2
     assert expected <= tiles <= 1.2 * expected

@@ -62,6 +62,16 @@ def test_a_run_computes_what_its_layers_compute():
         assert seconds[0, 6] == pytest.approx(one_by_one + task)
 
 
+def test_members_of_unlike_kinds_hold_what_each_kind_does():
+    """Also where what one of them holds is known already: processors copy in an update."""
+    runs = all_runs(PROBLEM.program, PROBLEM.works)
+    kinds = (replace(KIND, platform=platform) for platform in ("gpu", "cpu"))
+    members = (Execution(kind, LINK, (1, 1), members=2) for kind in kinds)
+    of_card, of_processor = (estimate(PROBLEM, runs, each).update_bytes for each in members)
+    assert not np.any(of_card)
+    assert of_processor[0, -1] > 0
+
+
 def test_one_run_alone_is_the_entry_of_all_runs():
     every = estimate(PROBLEM, all_runs(PROBLEM.program, PROBLEM.works), ONE_DEVICE)
     sent = PROBLEM.works[3].received_bytes

@@ -50,23 +50,6 @@ def temporary_bytes(program: StepProgram) -> int:
     return Temporaries(program).most_bytes()
 
 
-def untiled_bytes(program: StepProgram) -> int:
-    """The same without the tiles of attention, which a tensor axis divides by heads.
-
-    Args:
-        program: the program.
-
-    Returns:
-        Bytes, were all of it on one device.
-    """
-
-    def inside(step: Step) -> int | None:
-        is_tiled = step.equation is not None and attention_bytes(step.equation, on_cpu=False)
-        return 0 if is_tiled else None
-
-    return Temporaries(program).most_bytes(inside=inside)
-
-
 def temporary_bytes_on_cpu(program: StepProgram) -> int:
     """The same of a program that is compiled for CPUs: piece by piece, each breadth first.
 
@@ -107,7 +90,8 @@ class Temporaries:
     """
 
     def __init__(self, program: StepProgram, *, on_cpu: bool = False):
-        self._program, outputs = program, list(itertools.chain(*program.outputs))
+        self._program, self._on_cpu = program, on_cpu
+        outputs = list(itertools.chain(*program.outputs))
         wanted = [*outputs, *(program.summands or ())]
         stored = fenced_values(program.steps, wanted, program.avals) | _factors(program.steps)
         stored |= _shared_functions(program.steps) if on_cpu else frozenset[int]()
@@ -117,6 +101,15 @@ class Temporaries:
         spans = _spans(lines, self._apart)
         order = _breadth_first(spans) if on_cpu else range(len(spans))
         self._spans = [(steps[place], spans[place]) for place in order]
+
+    def untiled_bytes(self) -> int:
+        """The same as `most_bytes`, without the tiles of attention, which are divided by heads."""
+
+        def inside(step: Step) -> int | None:
+            held = step.equation and attention_bytes(step.equation, on_cpu=self._on_cpu)
+            return 0 if held else None
+
+        return self.most_bytes(inside=inside)
 
     def most_bytes(
         self,

@@ -101,7 +101,7 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     way = (execution.mesh_shape, execution.sharding, execution.repeats, problem.optimizer_bytes)
     way = (*way, execution.examples, execution.updates, execution.members)
     way = (*way, execution.host_link is not None, execution.activation_link is not None)
-    way = (*way, _is_in_pieces(execution))
+    way = (*way, execution.kind.is_processor)
     if runs.frozen.without_gradient:
         way = (*way, problem.num_microbatches)
     return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))

@@ -13,11 +13,7 @@ import jax
 from hetjax import _compat
 from hetjax.pipeline.program.costs import Cost, equation_cost
 from hetjax.pipeline.program.forms import form_of
-from hetjax.pipeline.program.temporaries import (
-    temporary_bytes,
-    temporary_bytes_on_cpu,
-    untiled_bytes,
-)
+from hetjax.pipeline.program.temporaries import Temporaries, temporary_bytes_on_cpu
 from hetjax.pipeline.program.traced_program import (
     Constant,
     Operand,
@@ -340,6 +336,7 @@ def _measure_run(
     traced = tracer(run, *inputs, seeds)
     forward_moves, backward_moves, given_moves = member_moves(traced, microbatch_size)
     passes = (programs.forward, *([programs.backward] if programs.has_backward else ()))
+    held = list(map(Temporaries, passes))
     work = Work(
         forward=programs.forward_cost,
         backward=programs.backward_cost + programs.recompute_cost,
@@ -347,8 +344,8 @@ def _measure_run(
         product_bytes=sum(p.output_bytes for step in run.steps for p in products(step)),
         residual_bytes=programs.residual_bytes,
         input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
-        temporary_bytes=max(map(temporary_bytes, passes)),
-        untiled_bytes=max(map(untiled_bytes, passes)),
+        temporary_bytes=max(each.most_bytes() for each in held),
+        untiled_bytes=max(each.untiled_bytes() for each in held),
         temporary_bytes_on_cpu=max(map(temporary_bytes_on_cpu, passes)),
         received_bytes=sum(num_bytes(shape) for shape in received),
         returned_bytes=sum(num_bytes(received[place]) for place in programs.cotangents_out),
