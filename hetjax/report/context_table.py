@@ -124,7 +124,7 @@ def system_cells(row: SystemRow, seconds: float) -> list[str]:
         return [name, "not legal, or fits in no way", "", "", "", ""]
     return [
         name,
-        groups_text(row.groups),
+        groups_text(row.groups) + (f", tensor {row.tensor}" if row.tensor > 1 else ""),
         "made again" if row.is_recomputed else "kept",
         str(row.microbatch_size),
         format_seconds(row.seconds),
@@ -155,9 +155,10 @@ def device_runs(group: GroupRow) -> Iterator[tuple[DeviceRow, ...]]:
         group: the group.
     """
 
-    def key(numbered: tuple[int, DeviceRow]) -> tuple[str, int, int, int]:
+    def key(numbered: tuple[int, DeviceRow]) -> tuple[str, int, int, int, int]:
         number, row = numbered
-        return row.subcluster, row.place - number, row.tokens, row.heads[1] - row.heads[0]
+        first, heads = row.place - number * row.size, row.heads[1] - row.heads[0]
+        return row.subcluster, first, row.size, row.tokens, heads
 
     for _, run in itertools.groupby(enumerate(group.devices), key):
         yield tuple(row for _, row in run)
@@ -171,7 +172,9 @@ def run_name(run: Sequence[DeviceRow]) -> str:
     """
     if len(run) == 1:
         return run[0].device
-    return f"{run[0].subcluster}[{run[0].place}:{run[-1].place + 1}]"
+    first, last = run[0], run[-1]
+    name = f"{first.subcluster}[{first.place}:{last.place + last.size}]"
+    return name if first.size == 1 else f"{name} by {first.size}"
 
 
 def heads_of_run(run: Sequence[DeviceRow]) -> str:

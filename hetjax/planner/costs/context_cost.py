@@ -7,12 +7,13 @@ the members' timeline is played for each task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from hetjax.pipeline.program.constraints import constrained
 from hetjax.pipeline.program.pieces import where_they_belong
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Program
@@ -22,27 +23,25 @@ from hetjax.pipeline.stages.recomputing import with_open_regions
 from hetjax.pipeline.stages.shared_context import share_context
 from hetjax.pipeline.stages.traced_stage import TracedStage, trace_stage
 from hetjax.planner.costs.context_memory import ContextPrograms, ContextTask, held_bytes
-from hetjax.planner.costs.context_timeline import MemberNetwork, Played, network_among, play
+from hetjax.planner.costs.context_timeline import network_among
 from hetjax.planner.costs.cost_model import handling_seconds
-from hetjax.planner.costs.measured_times import measured_times
-from hetjax.planner.costs.member_rates import PassSpeed, pass_speeds
-from hetjax.planner.costs.union_cost import UnionExecution, union_execution, union_update_seconds
+from hetjax.planner.costs.task_costs import BACKWARD, FORWARD, MemberSpeeds, TaskCosts
+from hetjax.planner.costs.union_cost import executions_of, union_execution, union_update_seconds
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.plan_context import ring_of, token_order, with_tokens
+from hetjax.planner.plan.plan_context import ring_of, token_order, values_inside, with_tokens
 from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.context_items import ComputedRun, items_of
-from hetjax.planner.work.context_walk import Amounts, ContextTrace, Shares, walk_context
+from hetjax.planner.work.context_items import items_of
+from hetjax.planner.work.context_walk import ContextTrace, walk_context
+from hetjax.planner.work.execution import spec_of_leaf
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.stage_work import Work, inputs_of
+from hetjax.planner.work.tensor_walk import TensorTrace, divided_evenly, walk_tensor
 from hetjax.sharding.context.context_split import ContextSplit
 from hetjax.sharding.context.ring_attention import ContextRing
 from hetjax.sharding.deduction.top_tier import TopTier
-
-FORWARD, BACKWARD = 0, 1
-"""The two passes, whose times were measured apart."""
 
 
 def predict_context(
@@ -120,10 +119,13 @@ def task_costs(
         after: the work of the stage after it.
         run: its own work.
     """
-    members = pipeline.stages[index].members
+    stage = pipeline.stages[index]
     found = context_programs(plan, pipeline, index, problem, after)
-    union = union_execution(plan.cluster, pipeline.stages[index])
-    return TaskCosts(problem, run, union, network_among(plan.cluster, members), found)
+    union = union_execution(plan.cluster, stage)
+    split = stage.shares.context
+    assert split is not None, "the stage shares the context"
+    speeds = MemberSpeeds(problem, union, split, found)
+    return TaskCosts(problem, run, speeds, network_among(plan.cluster, stage.members))
 
 
 def context_programs(
@@ -147,7 +149,8 @@ def context_programs(
         (each.shares.context, each.members, each.recompute, each.recompute_layers)
         for each in pipeline.stages
     )
-    key = plan.boundaries(pipeline), ways, index
+    lies = stage.sharding, tuple(stage.parameters.items()), tuple(stage.values.items())
+    key = plan.boundaries(pipeline), ways, lies, index
     if key not in known:
         known[key] = _traced(plan, pipeline, stage, index, problem, after)
         if len(known) > _KEPT:
@@ -174,6 +177,7 @@ def _traced(
     assert order is not None, "the stage shares the context"
     assert split is not None, "the stage shares the context"
     program = with_tokens(problem.program, order)
+    program = constrained(program, values_inside(stage, plan.cluster, program))
     ring = ring_of(stage, plan.cluster, order)
     assert ring is not None, "the stage shares the context"
     runs = cut(program, plan.boundaries(pipeline))
@@ -205,7 +209,36 @@ def _traced(
     (traced,) = traces
     lies = _inputs_lie(runs[index], traced, program, split)
     trace = walk_context(traced, ring.union, lies)
-    return ContextPrograms(programs, trace, dict(_tasks(programs, trace)))
+    inside = _inside_members(plan, stage, program, shared, traced, ring)
+    return ContextPrograms(programs, trace, dict(_tasks(programs, trace)), inside)
+
+
+def _inside_members(
+    plan: Plan,
+    stage: StagePlan,
+    program: Program,
+    run: Stage,
+    traced: TracedStage,
+    ring: ContextRing,
+) -> tuple[TensorTrace | None, ...]:
+    """Of each member that divides values over a tensor axis, what its devices have of them."""
+    known: dict[tuple[int, bool], TensorTrace] = {}
+    found: list[TensorTrace | None] = []
+    for place, execution in enumerate(executions_of(plan.cluster, stage)):
+        devices = execution.mesh_shape[1]
+        if devices == 1:
+            found.append(None)
+            continue
+        key = devices, ring.divides_heads(place)
+        if key not in known:
+            lies = {}
+            for number, part in zip(traced.parameters, run.parameters, strict=True):
+                shape = traced.flat.avals[number].shape
+                spec = spec_of_leaf(program, part.leaf, shape, execution)
+                lies[number] = divided_evenly(tuple(spec), shape, devices)
+            known[key] = walk_tensor(traced, place, devices, lies)
+        found.append(known[key])
+    return tuple(found)
 
 
 def _grouped(
@@ -254,73 +287,3 @@ def _tasks(programs: StagePrograms, trace: ContextTrace) -> Iterator[tuple[str, 
     yield "B", task(programs.backward, BACKWARD, returned)
     yield "input gradient", task(programs.split.input_gradient, BACKWARD, returned)
     yield "weight gradient", task(programs.split.weight_gradient, BACKWARD)
-
-
-class TaskCosts:
-    """What tasks take the members of a stage.
-
-    Args:
-        problem: the planning problem, with its profile.
-        run: the stage's work on one device.
-        union: how the members run.
-        network: what carries their moves.
-        found: what they do.
-    """
-
-    def __init__(
-        self,
-        problem: PlanningProblem,
-        run: Runs,
-        union: UnionExecution,
-        network: MemberNetwork,
-        found: ContextPrograms,
-    ):
-        self.union, self.found = union, found
-        self._network = network
-        speeds = pass_speeds(problem)
-        self._speeds = [speeds(each.subcluster, each.shape) for each in union.members]
-        self._factors = np.ones((2, len(union.members)))
-        self._factors = np.array([self._measured(problem, run, union, each) for each in ("F", "B")])
-
-    def played(self, name: str) -> Played:
-        """The timeline of a task."""
-        task = self.found.tasks[name]
-        factors = self._factors[task.direction]
-        seconds = [
-            factors * self._seconds(each, task.direction) if isinstance(each, ComputedRun) else None
-            for each in task.items
-        ]
-        return play(task.items, seconds, self._network)
-
-    def _seconds(self, item: ComputedRun, direction: int) -> Shares:
-        amounts = item.amounts
-        found = (
-            _seconds_of(speed, amounts, lambda figures, m=m: float(figures[m]), direction)
-            for m, speed in enumerate(self._speeds)
-        )
-        return np.array([*found])
-
-    def _measured(
-        self, problem: PlanningProblem, run: Runs, union: UnionExecution, name: str
-    ) -> Shares:
-        """By what members take longer than their rates say, where all of the stage was measured."""
-        task, found = self.found.tasks[name], []
-        for speed, member in zip(self._speeds, union.members, strict=True):
-            times = measured_times(problem, run, replace(member, examples=1.0))
-            if times is None:
-                found.append(1.0)
-                continue
-            whole = times.forward if task.direction == FORWARD else times.backward
-            expected = sum(
-                _seconds_of(speed, item.amounts, lambda f: float(f.sum()), task.direction)
-                for item in task.items
-                if isinstance(item, ComputedRun)
-            )
-            found.append(float(run.in_form(whole.of(run.layers))) / expected)
-        return np.array(found)
-
-
-def _seconds_of(speed: PassSpeed, of: Amounts, part: Callable[[Shares], float], way: int) -> float:
-    """What a member takes for a part of something."""
-    work = tuple((name, part(figures)) for name, figures in of.classes.items())
-    return speed.seconds(part(of.flops), part(of.traffic), work, way)

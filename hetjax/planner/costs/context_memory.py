@@ -22,6 +22,7 @@ from hetjax.planner.work.context_items import ComputedRun, Item
 from hetjax.planner.work.context_walk import ContextTrace, Shares
 from hetjax.planner.work.execution import parameter_bytes
 from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.tensor_walk import TensorTrace
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +48,13 @@ class ContextPrograms:
         programs: the stage's programs, with moves in them.
         trace: what members have of the values in them.
         tasks: by name.
+        inside: of each member that divides values over a tensor axis, what its devices have.
     """
 
     programs: StagePrograms
     trace: ContextTrace
     tasks: Mapping[str, ContextTask]
+    inside: tuple[TensorTrace | None, ...]
 
 
 def held_bytes(
@@ -115,13 +118,15 @@ class _Sizes:
     def __init__(self, found: ContextPrograms, on_cpu: Sequence[bool]):
         self._on_cpu = tuple(on_cpu)
         self._trace, self._avals = found.trace, found.programs.forward.avals
+        self._tensor = found.inside
         self._known: dict[int, Shares] = {}
 
     def size(self, value: int) -> Shares:
-        """Bytes of a value on each member."""
+        """Bytes of a value on each member, on one device of it."""
         if value not in self._known:
             size = num_bytes(self._avals[value])
-            self._known[value] = self._trace.held_bytes(value, size)
+            parts = [1.0 if each is None else each.of_value(value) for each in self._tensor]
+            self._known[value] = self._trace.held_bytes(value, size) * np.array(parts)
         return self._known[value]
 
     def of(self, values: Iterable[Operand]) -> Shares:
@@ -168,8 +173,11 @@ class _Sizes:
 
         def most(member: int) -> int:
             def inside(step: Step) -> int | None:
-                blocks = self._trace.blocks.get(step)
-                return None if blocks is None else blocks[member]
+                blocks, tensor = self._trace.blocks.get(step), self._tensor[member]
+                if blocks is None:
+                    return None
+                share = 1.0 if tensor is None else tensor.of_step(step).products
+                return int(blocks[member] * share)
 
             temporaries = orders[self._on_cpu[member]]
             return temporaries.most_bytes(lambda value: int(self.size(value)[member]), inside)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetjax.mesh.cluster import SubMesh
+from hetjax.mesh.cluster import Subcluster, SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_model import ContextModel, work_flops
-from hetjax.planner.hexiseq.context_pace import ContextPace, context_paces
+from hetjax.planner.hexiseq.context_pace import context_paces
 from hetjax.planner.hexiseq.context_work import ContextWork
 from hetjax.planner.hexiseq.group_layout import GroupLayout
 from hetjax.planner.hexiseq.program_work import attending_layers, context_work
@@ -60,12 +61,16 @@ class ContextChoice:
         Returns:
             The stage, whose members are the split's devices in the order of its groups.
         """
-        split, (start, stop) = self.schedule.split, layers
-        places = map(self.model.devices.place, split.devices)
+        split, (start, stop), devices = self.schedule.split, layers, self.model.devices
+        shapes = [(1, int(devices.sizes[each])) for each in split.devices]
+        places = map(devices.place, split.devices)
         again = attending_layers(problem) if self.model.work.is_recomputed else ()
         return StagePlan(
             layers,
-            tuple(Member(SubMesh(*place, (1, 1)), (1, 1)) for place in places),
+            tuple(
+                Member(SubMesh(*place, shape), shape)
+                for place, shape in zip(places, shapes, strict=True)
+            ),
             shares=Shares(context=_by_places(split)),
             recompute_layers=tuple(run for run in again if start <= run[0] and run[1] <= stop),
         )
@@ -78,7 +83,8 @@ def context_models(problem: PlanningProblem) -> list[ContextModel]:
         problem: the problem; its program was traced with `divides_sequences`.
 
     Returns:
-        One of each; of layers that are kept alone where none may be made again.
+        Both, with members of one device first, then with members that have a tensor axis; of layers
+        that are kept alone where none may be made again.
 
     Raises:
         InputError: the model has no attention, or something that goes along the sequence.
@@ -86,17 +92,55 @@ def context_models(problem: PlanningProblem) -> list[ContextModel]:
     kept = context_work(problem)
     may_repeat = problem.options.allow_recompute and attending_layers(problem)
     works = [kept, replace(kept, is_recomputed=True)] if may_repeat else [kept]
-    paces = context_paces(problem, kept)
-    return [_model(problem, work, paces) for work in works]
+    return [
+        model
+        for tensor in ({}, *_tensor_axes(problem, kept))
+        for model in _models(problem, works, tensor)
+    ]
 
 
-def _model(
-    problem: PlanningProblem, work: ContextWork, paces: Mapping[str, ContextPace]
-) -> ContextModel:
-    step = work_flops(work)
-    rates = {name: step / pace.step_seconds(work) for name, pace in paces.items()}
-    devices = ContextDevices(problem.cluster, problem.dtype, lost=problem.lost, rates=rates)
-    return ContextModel(devices, work, paces)
+def _tensor_axes(problem: PlanningProblem, work: ContextWork) -> list[Mapping[str, int]]:
+    """Tensor axes of members, by subcluster, each as long as nodes allow up to some length.
+
+    Each device must have as many whole heads of keys and values.
+    """
+    parts = problem.cluster.subclusters
+    found: dict[tuple[int, ...], None] = {}
+    for most in _powers(max(part.devices_per_node for part in parts)):
+        found[tuple(_longest(part, most) for part in parts)] = None
+    together = {sizes: math.lcm(*sizes) for sizes in found if max(sizes) > 1}
+    return [
+        dict(zip((part.name for part in parts), sizes, strict=True))
+        for sizes, least in together.items()
+        if work.key_value_heads % least == 0
+    ]
+
+
+def _longest(part: Subcluster, most: int) -> int:
+    """The longest tensor axis in a node of a subcluster, up to some length."""
+    each = part.devices_per_node
+    fitting = (size for size in _powers(min(most, each)) if each % size == 0)
+    return max((size for size in fitting if part.allows_tensor_axis(size)), default=1)
+
+
+def _powers(most: int) -> list[int]:
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+def _models(
+    problem: PlanningProblem, works: Sequence[ContextWork], tensor: Mapping[str, int]
+) -> list[ContextModel]:
+    together = works[0].heads_per_key_value * math.lcm(*tensor.values()) if tensor else 1
+    paces = context_paces(problem, works[0], tensor)
+    found = []
+    for work in works:
+        step = work_flops(work)
+        rates = {name: step / pace.step_seconds(work) for name, pace in paces.items()}
+        devices = ContextDevices(
+            problem.cluster, problem.dtype, lost=problem.lost, tensor=tensor, rates=rates
+        )
+        found.append(ContextModel(devices, replace(work, heads_together=together), paces))
+    return found
 
 
 def context_pipeline(

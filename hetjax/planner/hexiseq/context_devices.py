@@ -19,13 +19,18 @@ from hetjax.planner.work.rates import USABLE_MEMORY
 class ContextDevices:
     """All devices of a cluster, numbered as `Cluster.device_ids` does.
 
+    Where members that share the context have a tensor axis, as many neighbours of a node are one
+    member, and what is called a device here is such a member.
+
     Args:
         cluster: the cluster.
         dtype: of what products are of.
         efficiency: share of the peak FLOP/s that products reach, of all kinds alike; None for what
             is known of each kind.
         usable_memory: share of a device's memory that may be filled.
-        lost: devices that cannot be used.
+        lost: the cluster's devices that cannot be used.
+        tensor: over how many devices the tensor axis of a member goes, by subcluster; they divide
+            those of a node. One device is a member where nothing is said.
         rates: FLOP/s that products reach, by subcluster, in place of what is known of kinds.
         more_held: how many times as much devices hold as the scheduler's model counts, by
             subcluster, where that was found.
@@ -47,6 +52,7 @@ class ContextDevices:
     efficiency: float | None = None
     usable_memory: float = USABLE_MEMORY
     lost: frozenset[int] = frozenset()
+    tensor: Mapping[str, int] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     more_held: Mapping[str, float] = field(default_factory=dict)
 
@@ -61,33 +67,59 @@ class ContextDevices:
     @property
     def num_devices(self) -> int:
         """How many devices there are."""
-        return self.cluster.num_devices
+        return len(self.subcluster)
+
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        """Devices of a member, by subcluster."""
+        return [self.tensor.get(part.name, 1) for part in self.cluster.subclusters]
+
+    @functools.cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """How many of the cluster's devices each is."""
+        return np.array(self._sizes)[self.subcluster]
+
+    @functools.cached_property
+    def firsts(self) -> NDArray[np.int64]:
+        """The first of the cluster's devices that each is."""
+        return np.cumsum(self.sizes) - self.sizes
 
     @functools.cached_property
     def usable(self) -> NDArray[np.intp]:
-        """The devices that are not lost."""
-        return np.setdiff1d(np.arange(self.num_devices), [*self.lost])
+        """The devices of which nothing is lost."""
+        lost = [*self.lost]
+        own = np.repeat(np.arange(self.num_devices), self.sizes)
+        return np.setdiff1d(np.arange(self.num_devices), own[lost])
 
     @functools.cached_property
     def subcluster(self) -> NDArray[np.intp]:
         """The number of each device's subcluster."""
-        sizes = [part.num_devices for part in self.cluster.subclusters]
-        return np.repeat(np.arange(len(sizes)), sizes)
+        pairs = zip(self.cluster.subclusters, self._sizes, strict=True)
+        counts = [part.num_devices // size for part, size in pairs]
+        return np.repeat(np.arange(len(counts)), counts)
+
+    def per_node(self, number: int) -> int:
+        """How many devices a node of a subcluster has.
+
+        Args:
+            number: the subcluster's number.
+        """
+        return self.cluster.subclusters[number].devices_per_node // self._sizes[number]
 
     @functools.cached_property
     def node(self) -> NDArray[np.intp]:
         """The number, over the whole cluster, of each device's node."""
-        sizes = [
-            part.devices_per_node for part in self.cluster.subclusters for _ in range(part.nodes)
-        ]
+        parts = enumerate(self.cluster.subclusters)
+        sizes = [self.per_node(number) for number, part in parts for _ in range(part.nodes)]
         return np.repeat(np.arange(len(sizes)), sizes)
 
     @functools.cached_property
     def card(self) -> NDArray[np.intp]:
         """The number, over the whole cluster, of the network card of each device."""
         found, before = [], 0
-        for part in self.cluster.subclusters:
-            of = [min(part.cards_of([device])) for device in range(part.devices_per_node)]
+        for part, size in zip(self.cluster.subclusters, self._sizes, strict=True):
+            firsts = range(0, part.devices_per_node, size)
+            of = [min(part.cards_of([device])) for device in firsts]
             for _ in range(part.nodes):
                 found += [before + each for each in of]
                 before += part.num_cards
@@ -99,17 +131,18 @@ class ContextDevices:
         return self._each([self._rate(part) for part in self.cluster.subclusters])
 
     def _rate(self, part: Subcluster) -> float:
-        kind = part.kind
+        kind, size = part.kind, self.tensor.get(part.name, 1)
         if part.name in self.rates:
             return self.rates[part.name]
         if self.efficiency is None:
-            return kind.product_flops(self.dtype)
-        return self.efficiency * kind.flops(self.dtype)
+            return size * kind.product_flops(self.dtype)
+        return size * self.efficiency * kind.flops(self.dtype)
 
     @functools.cached_property
     def memory_bandwidth(self) -> NDArray[np.float64]:
         """Bytes/s between each device and its memory."""
-        return self._each([part.kind.memory_bandwidth for part in self.cluster.subclusters])
+        own = [part.kind.memory_bandwidth for part in self.cluster.subclusters]
+        return self.sizes * self._each(own)
 
     @functools.cached_property
     def memory(self) -> NDArray[np.float64]:
@@ -118,7 +151,8 @@ class ContextDevices:
 
     def _usable(self, part: Subcluster) -> float:
         """Bytes that may be filled, as the scheduler's model counts."""
-        usable = self.usable_memory * part.kind.memory_bytes
+        size = self.tensor.get(part.name, 1)
+        usable = size * self.usable_memory * part.kind.memory_bytes
         return usable / self.more_held.get(part.name, 1.0)
 
     @functools.cached_property
@@ -175,10 +209,11 @@ class ContextDevices:
             device: its number.
 
         Returns:
-            Its subcluster, and its number there.
+            Its subcluster, and its number there; of several, which they are.
         """
         subcluster, place = self.place(device)
-        return f"{subcluster}[{place}]"
+        size = int(self.sizes[device])
+        return f"{subcluster}[{place}]" if size == 1 else f"{subcluster}[{place}:{place + size}]"
 
     def place(self, device: int) -> tuple[str, int]:
         """Where a device is.
@@ -187,11 +222,24 @@ class ContextDevices:
             device: its number.
 
         Returns:
-            The name of its subcluster, and its number there.
+            The name of its subcluster, and its number there; of several, that of the first.
         """
         part = int(self.subcluster[device])
         first = int(np.searchsorted(self.subcluster, part))
-        return self.cluster.subclusters[part].name, device - first
+        return self.cluster.subclusters[part].name, (device - first) * self._sizes[part]
+
+    def of(self, part: Sequence[int]) -> tuple[int, ...] | None:
+        """Some of the cluster's devices as devices that are used whole.
+
+        Args:
+            part: the numbers of the cluster's devices, ascending.
+
+        Returns:
+            The numbers of the devices that they are; None where one is only in part among them.
+        """
+        own = np.repeat(np.arange(self.num_devices), self.sizes)[[*part]]
+        found = np.unique(own)
+        return tuple(found.tolist()) if self.sizes[found].sum() == len(part) else None
 
     def _each(self, of_parts: list[float]) -> NDArray[np.float64]:
         """Figures of subclusters as figures of devices."""

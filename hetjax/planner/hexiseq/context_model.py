@@ -137,7 +137,9 @@ class ContextModel:
         if len(set(layout.node.tolist())) > 1:
             parts = list(set(layout.subcluster.tolist()))
             byte = max(byte, float(devices.far_cost[np.ix_(parts, parts)].max()))
+        # Each device of a member sends what it has of the parameters.
         sent = work.sent_weight_bytes * (members - 1) / members * byte
+        sent /= float(layout.of(devices.sizes).min())
         if not work.divides_state:
             return 0.0, 2 * work.parameters * sent
         # Weights are gathered for each pass, and gradients are added up once.

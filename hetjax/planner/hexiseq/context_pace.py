@@ -1,7 +1,8 @@
-"""What devices take for the tokens and the pairs of a traced program, as predictions of plans say.
+"""What members take for the tokens and the pairs of a traced program, as predictions of plans say.
 
 A search over context splits cannot predict each as a plan is predicted. It costs tokens, and pairs
-of a query and a key, by what these take in a step of the whole program on one device of each kind.
+of a query and a key, by what these take in a step of the whole program on one member of each kind:
+a device, or several that have a tensor axis.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetjax.mesh.cluster import Subcluster
 from hetjax.pipeline.program.costs import step_cost
 from hetjax.pipeline.program.traced_program import Step
 from hetjax.pipeline.program.work_classes import Work, attention_classes, step_work
@@ -26,7 +26,7 @@ from hetjax.sharding.attention.work import attention_work
 
 @dataclass(frozen=True)
 class ContextPace:
-    """Seconds of a device, of one layer where nothing else is said.
+    """Seconds of a member, of one layer where nothing else is said.
 
     Args:
         token_forward: the forward pass of a token, but for what attends.
@@ -44,7 +44,7 @@ class ContextPace:
     logit: float
 
     def step_seconds(self, work: ContextWork) -> float:
-        """What a step takes the device by itself.
+        """What a step takes the member by itself.
 
         Args:
             work: the model and its sequences.
@@ -56,12 +56,15 @@ class ContextPace:
         return work.rounds * (work.layers * layer + tokens * self.logit)
 
 
-def context_paces(problem: PlanningProblem, work: ContextWork) -> Mapping[str, ContextPace]:
+def context_paces(
+    problem: PlanningProblem, work: ContextWork, tensor: Mapping[str, int] | None = None
+) -> Mapping[str, ContextPace]:
     """The paces of a cluster's devices.
 
     Args:
         problem: the planning problem, with its profile.
         work: its program's work.
+        tensor: how many devices are one member, by subcluster; one unless given.
 
     Returns:
         By the name of the subcluster.
@@ -71,28 +74,31 @@ def context_paces(problem: PlanningProblem, work: ContextWork) -> Mapping[str, C
     run = one_run(program, whole, 0, (0, problem.num_layers))
     steps = [step for step in program.steps if step.name == ATTENTION.name]
     speeds = pass_speeds(problem)
-    return {
-        part.name: _pace(problem, work, part, run, steps, speeds(part.name, (1, 1)))
-        for part in problem.cluster.subclusters
-    }
+    paces = {}
+    for part in problem.cluster.subclusters:
+        shape = 1, (tensor or {}).get(part.name, 1)
+        link = part.intra_node
+        execution = Execution(part.kind, link, shape, subcluster=part.name, shape=shape)
+        paces[part.name] = _pace(problem, work, execution, run, steps, speeds(part.name, shape))
+    return paces
 
 
 def _pace(
     problem: PlanningProblem,
     work: ContextWork,
-    part: Subcluster,
+    execution: Execution,
     run: Runs,
     attentions: list[Step],
     speed: PassSpeed,
 ) -> ContextPace:
-    execution = Execution(part.kind, part.intra_node, (1, 1), subcluster=part.name)
-    attending = [0.0, 0.0]
+    attending, devices = [0.0, 0.0], execution.mesh_shape[1]
     for step in attentions:
         for way, (flops, moved, of_classes) in enumerate(_work_of(step)):
-            attending[way] += speed.seconds(flops, moved, tuple(of_classes.items()), way)
+            seconds = speed.seconds(flops, moved, tuple(of_classes.items()), way)
+            attending[way] += seconds / devices
     # What a task takes beside its work does not grow with tokens.
-    seconds = computing_seconds(problem, run, execution)
-    others = [max(0.0, all_ - some) for all_, some in zip(seconds, attending, strict=True)]
+    passes = computing_seconds(problem, run, execution)
+    others = [max(0.0, all_ - some) for all_, some in zip(passes, attending, strict=True)]
     # A microbatch has as many sequences as are there at once.
     tokens, pairs = work.length * work.layers, work.query_heads * work.length**2 * work.layers
     logits = 2 * work.width * work.vocabulary

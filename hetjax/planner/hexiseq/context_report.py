@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ class DeviceRow:
         device: the device, for people.
         subcluster: its subcluster.
         place: its number there.
+        size: how many devices it is: a member with a tensor axis is several, from this number on.
         tokens: how many tokens it has.
         positions: where these are in the sequence.
         heads: the query heads that it attends with.
@@ -38,6 +39,7 @@ class DeviceRow:
     device: str
     subcluster: str
     place: int
+    size: int
     tokens: int
     positions: tuple[PositionRun, ...]
     heads: HeadRange
@@ -88,6 +90,7 @@ class SystemRow:
         microbatch_size: sequences at once.
         is_recomputed: whether its layers are made again in the backward pass.
         seconds: of a step; None where it is not legal, or fits in no way.
+        tensor: over how many devices the longest tensor axis of a member goes.
     """
 
     system: str
@@ -95,6 +98,7 @@ class SystemRow:
     microbatch_size: int = 0
     is_recomputed: bool = False
     seconds: float | None = None
+    tensor: int = 1
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,7 @@ def _group_rows(choice: ContextChoice) -> Iterator[GroupRow]:
                     device=model.devices.name(device),
                     subcluster=subcluster,
                     place=place,
+                    size=int(model.devices.sizes[device]),
                     tokens=group.tokens[member],
                     positions=device_positions(split, number, member),
                     heads=heads,
@@ -200,6 +205,12 @@ def _system_rows(choice: ContextChoice, beside: Mapping[str, ContextChoice]) -> 
 
 
 def _system_row(name: str, choice: ContextChoice) -> SystemRow:
-    split, work = choice.schedule.split, choice.model.work
-    sizes: Sequence[int] = [len(group.devices) for group in split.groups]
-    return SystemRow(name, tuple(sizes), work.batch, work.is_recomputed, choice.schedule.seconds)
+    split, work, devices = choice.schedule.split, choice.model.work, choice.model.devices
+    return SystemRow(
+        name,
+        tuple(int(devices.sizes[[*group.devices]].sum()) for group in split.groups),
+        work.batch,
+        work.is_recomputed,
+        choice.schedule.seconds,
+        int(devices.sizes.max()),
+    )

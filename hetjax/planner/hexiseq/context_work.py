@@ -53,6 +53,7 @@ class ContextWork:
         weight_bytes: bytes of a parameter, or of its gradient, as devices send it to each other;
             None for those of an activation.
         live: of how many microbatches a layer keeps activations at once.
+        heads_together: query heads that are never divided, as those of a member with a tensor axis.
         logit_tokens: for how many tokens logits are there at once; where they are for all, they
             are not made again.
 
@@ -81,11 +82,13 @@ class ContextWork:
     updated_bytes: float = 0.0
     weight_bytes: float | None = None
     live: int = 1
+    heads_together: int = 1
     logit_tokens: int = 2048
 
     def __post_init__(self) -> None:
         least_one = ("length", "query_heads", "key_value_heads", "head_size", "width", "layers")
-        for field in (*least_one, "sequences", "batch", "item_bytes", "live", "logit_tokens"):
+        least_one += ("sequences", "batch", "item_bytes", "live", "heads_together", "logit_tokens")
+        for field in least_one:
             _check(field, getattr(self, field), 1)
         others = ("token_flops", "layer_parameters", "other_parameters", "vocabulary")
         for field in (*others, "working_bytes", "state_bytes", "updated_bytes"):
@@ -96,10 +99,20 @@ class ContextWork:
                 f"{self.query_heads} query heads"
             )
 
+        if self.query_heads % self.heads_together:
+            raise InputError(
+                f"heads_together: {self.heads_together} is not allowed: it must divide the "
+                f"{self.query_heads} query heads"
+            )
         if self.sequences % self.batch:
             raise InputError(
                 f"batch: {self.batch} is not allowed: it must divide the {self.sequences} sequences"
             )
+
+    @property
+    def head_parts(self) -> int:
+        """Into how many parts query heads may be divided."""
+        return self.query_heads // self.heads_together
 
     @property
     def heads_per_key_value(self) -> int:

@@ -78,7 +78,7 @@ def even_contexts(
     everyone = np.array(list(itertools.chain(*members)))
     for exchange in range(1, len(everyone) + 1):
         ring = len(everyone) // exchange
-        if len(everyone) % exchange or work.query_heads % exchange or ring > work.length:
+        if len(everyone) % exchange or work.head_parts % exchange or ring > work.length:
             continue
         made = (
             partition

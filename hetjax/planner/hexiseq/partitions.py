@@ -124,8 +124,9 @@ def _by_links(devices: ContextDevices, members: Members) -> Iterator[Partition]:
     speed = [float(devices.flops[of[0]]) for of in members]
     sizes = []
     for of in members:
-        part = devices.cluster.subclusters[devices.subcluster[of[0]]]
-        sizes.append(_chunk_sizes(part.nodes, part.devices_per_node))
+        number = int(devices.subcluster[of[0]])
+        nodes = devices.cluster.subclusters[number].nodes
+        sizes.append(_chunk_sizes(nodes, devices.per_node(number)))
     yield (tuple(sorted(itertools.chain(*members))),)
     for size in sorted({size for of in sizes for size in of}):
         yield _chunks(members, [max(each for each in of if each <= size) for of in sizes])

@@ -22,6 +22,7 @@ from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.partitions import SMALL
 from hetjax.planner.hexiseq.scheduler import schedule_context
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.predictions.complete import annotated
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
 
@@ -144,7 +145,8 @@ def _corrected(
         held = zip(schedule.split.devices, schedule.memory, members, strict=True)
         for device, counted, member in held:
             name, _place = model.devices.place(device)
-            more[name] = max(more.get(name, 1.0), member.memory_bytes / counted)
+            held_by_all = member.memory_bytes * int(model.devices.sizes[device])
+            more[name] = max(more.get(name, 1.0), held_by_all / counted)
         told = ContextModel(replace(model.devices, more_held=more), model.work, model.paces)
         try:
             choice = ContextChoice(schedule_context(told), told)
@@ -170,4 +172,4 @@ def one_stage_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
 
 def _predicted(chosen: Chosen, problem_for: Callable[[int], PlanningProblem]) -> Plan:
     problem = problem_for(chosen.microbatches)
-    return predict(one_stage_plan(problem, chosen.choice), problem)
+    return annotated(predict(one_stage_plan(problem, chosen.choice), problem), problem)

@@ -113,7 +113,7 @@ def best_single_moves(model: ContextCosts, start: RefinedSplit, iterations: int)
     layout, at = start.layout, start
     amounts = _amounts(start)
     for _ in range(iterations):
-        tokens, heads = _single_moves(at, amounts)
+        tokens, heads = _single_moves(at, amounts, model.work.heads_together)
         if not len(tokens):
             break
         moves = Candidates(tokens, heads, np.arange(len(heads)))
@@ -137,7 +137,7 @@ def best_double_moves(model: ContextCosts, start: RefinedSplit, iterations: int)
     """
     at = start
     for _ in range(iterations):
-        moves = _double_moves(at)
+        moves = _double_moves(at, model.work.heads_together)
         best, score = model.best(at.layout, moves, at.score)
         if not score < at.score * (1 - _LEAST_GAIN):
             break
@@ -152,11 +152,11 @@ def _amounts(at: RefinedSplit) -> list[int]:
     return sorted({max(1, length // part) for part in PARTS} | {1})
 
 
-def _double_moves(at: RefinedSplit) -> Candidates:
-    """Any two single moves together."""
+def _double_moves(at: RefinedSplit, together: int) -> Candidates:
+    """Any two single moves together, of so many heads."""
     length = int(at.tokens.sum())
     amounts = sorted({max(1, length // part) for part in (4, 32)})
-    tokens, heads = _single_moves(at, amounts, asks_all=True)
+    tokens, heads = _single_moves(at, amounts, together, asks_all=True)
     some = slice(None, None, max(1, -(-len(tokens) // MOST_PAIRED)))
     tokens, heads = tokens[some], heads[some]
     first, second = np.triu_indices(len(tokens), 1)
@@ -172,11 +172,12 @@ def _double_moves(at: RefinedSplit) -> Candidates:
 
 
 def _single_moves(
-    at: RefinedSplit, amounts: list[int], *, asks_all: bool = False
+    at: RefinedSplit, amounts: list[int], together: int, *, asks_all: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Some tokens, a head, or both, from one device to another of its group or the next to it.
+    """Tokens, heads that are never divided, or both, from one device to another.
 
-    Devices of one group may also change places, in tokens, heads or both.
+    The other one is of its group, or of the next one. Devices of one group may also change places,
+    in tokens, heads or both.
     """
     layout = at.layout
     lengths = layout.group_sum(at.tokens[None])[0][layout.group]
@@ -188,9 +189,9 @@ def _single_moves(
         able = [amount for amount in amounts if amount <= most]
         moves += [(a, b, amount, 0) for amount in able]
         if is_one_group and at.heads[a]:
-            moves += [(a, b, amount, 1) for amount in [0, *able]]
+            moves += [(a, b, amount, together) for amount in [0, *able]]
         if is_one_group and at.heads[b]:
-            moves += [(a, b, amount, -1) for amount in able]
+            moves += [(a, b, amount, -together) for amount in able]
         if is_one_group:
             more = int(at.tokens[a] - at.tokens[b]), int(at.heads[a] - at.heads[b])
             moves += [(a, b, more[0], more[1]), (a, b, more[0], 0), (a, b, 0, more[1])]

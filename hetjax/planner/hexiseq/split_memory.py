@@ -18,6 +18,10 @@ RING_BUFFERS = 2
 GRADIENT_BYTES = 4
 """Bytes of a number of the gradients of keys and values that go round, and of sums of gradients."""
 
+WHOLE_VALUES = 4
+"""Of so many values as wide as a layer's input each device of a member keeps all: what comes in, in
+the middle, and norms of both."""
+
 LOGIT_BYTES = 8
 """Bytes of a logit and its gradient in float32."""
 
@@ -93,11 +97,16 @@ def context_memory(
     by_heads = (3 * heads + 2 * copies) * item
     by_heads = size * (by_heads + (heads + 2 * copies) * GRADIENT_BYTES) + 8 * heads
     exchanged = batch * own * by_heads[of]
+    # What goes from layer to layer, each device of a member has whole.
+    others = layout.of(layout.devices.sizes) - 1
+    working = work.working_bytes + others * min(
+        work.working_bytes, WHOLE_VALUES * work.width * item
+    )
     if work.is_recomputed:
-        kept_of_layers = work.live * work.layers * work.width * item
-        kept = batch * tokens * (kept_of_layers + work.working_bytes)
+        kept_of_layers = work.live * work.layers * work.width * item * (1 + others)
+        kept = batch * tokens * (kept_of_layers + working)
     else:
-        kept = work.live * batch * tokens * work.layers * work.working_bytes
+        kept = work.live * batch * tokens * work.layers * working
         saved = size * (2 * heads + 2 * copies) * item + 4 * heads
         kept = kept + batch * (work.live * work.layers - 1) * own * saved[of]
     ring = np.zeros(tokens.shape)

@@ -65,12 +65,13 @@ def _kinds_and_nodes(devices: ContextDevices, part: Part) -> Hashable:
 
 
 def _on(choice: ContextChoice, others: Mapping[int, int]) -> ContextChoice:
-    """The split for other devices that are alike."""
-    split = choice.schedule.split
-    groups = (
-        replace(group, devices=tuple(others[device] for device in group.devices))
-        for group in split.groups
-    )
+    """The split for others of the cluster's devices that are alike."""
+    split, firsts = choice.schedule.split, choice.model.devices.firsts
+
+    def other(device: int) -> int:
+        return int(np.searchsorted(firsts, others[int(firsts[device])]))
+
+    groups = (replace(group, devices=(*map(other, group.devices),)) for group in split.groups)
     schedule = replace(choice.schedule, split=replace(split, groups=tuple(groups)))
     return replace(choice, schedule=schedule)
 
@@ -81,7 +82,11 @@ def _best(
     found: list[ContextChoice] = []
     for model in models:
         devices, work = model.devices, model.work
-        others = frozenset(range(devices.num_devices)) - frozenset(part)
+        members = devices.of(part)
+        # One member of several devices is another question, which the cost model answers.
+        if members is None or (len(members) == 1 and len(part) > 1):
+            continue
+        others = frozenset(range(devices.cluster.num_devices)) - frozenset(part)
         of_part = replace(
             work,
             layers=blocks,

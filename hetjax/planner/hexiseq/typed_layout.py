@@ -103,7 +103,8 @@ class TypedLayout:
         own = weights[classes]
         key = (number, own.tobytes())
         if key not in self._heads:
-            self._heads[key] = apportion_heads(1 / own, self._work.query_heads)
+            work = self._work
+            self._heads[key] = work.heads_together * apportion_heads(1 / own, work.head_parts)
         return self._heads[key]
 
     def fill(self, candidates: Sequence[Weights]) -> Candidates:

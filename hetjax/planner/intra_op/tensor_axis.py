@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from hetjax.pipeline.layers.modules import Section
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import Stage, cut
 from hetjax.planner.intra_op.alike_nodes import solve_alike
-from hetjax.planner.intra_op.collectives import Ring
+from hetjax.planner.intra_op.collectives import Layout, Ring
 from hetjax.planner.intra_op.graph import StageGraph
-from hetjax.planner.intra_op.groups import Costs, Group, strategies_of, strategy_of
+from hetjax.planner.intra_op.groups import Costs, Group, Strategy, strategies_of, strategy_of
 from hetjax.planner.intra_op.stage_sharding import StageParts
+from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.arrays import FloatArray
+from hetjax.sharding.annotation.rules import TENSOR
 
 _REPEATS = 3
 """How many modules that follow each other are decided together, for all of them."""
@@ -34,6 +36,9 @@ _DATA = 2
 _FLOPS, _BANDWIDTH, _LINK = 1e12, 1e16, Link(bandwidth=1e11, latency=0.0)
 """What decides: products are slow and all else fast, so that every product is divided, for whose
 weights stages have a tensor axis, and as few bytes move as that allows."""
+
+_WHOLE_BYTE = 1e-3
+"""Seconds of a byte of a matrix that is whole where it shall not be."""
 
 _NOTHING = 1e-300
 """What a unit of that is not counted takes."""
@@ -175,6 +180,40 @@ class TensorAxis:
         return TensorCosts(*total)
 
 
+@dataclass(frozen=True)
+class DividedParameters:
+    """How a stage lies along a tensor axis that is there for its parameters' sake.
+
+    Args:
+        parameters: the specification of each parameter, by its path.
+        values: specifications of what products make, and of what goes to them, by number.
+    """
+
+    parameters: Mapping[str, Spec] = field(default_factory=dict)
+    values: Mapping[int, Spec] = field(default_factory=dict)
+
+
+def divided_parameters(
+    program: Program, stage: Stage, microbatch_size: int, devices: int
+) -> DividedParameters:
+    """Divide a stage's matrices wherever they can be; beside that as few bytes move as may be.
+
+    Args:
+        program: the traced loss function.
+        stage: a stage of it.
+        microbatch_size: examples in a microbatch.
+        devices: of the tensor axis.
+
+    Returns:
+        How it lies; nothing where that cannot be told.
+    """
+    if any(step.iterations > 1 for step in program.steps):
+        return DividedParameters()
+    parts = StageParts.of(program, stage, microbatch_size)
+    window = Window(0, program.num_positions, 0, program.num_positions)
+    return _WindowDivision(program, window, parts, devices).with_divided_parameters(stage)
+
+
 class _WindowDivision:
     """The best division of a window.
 
@@ -210,6 +249,51 @@ class _WindowDivision:
                 row[self._place(group)] -= whole / self.devices
         # What the examples' axis was taken to divide; a pass is one, however long it is.
         return rows * np.array([_DATA, 1, _DATA, _DATA])[:, None]
+
+    def with_divided_parameters(self, stage: Stage) -> DividedParameters:
+        """How all lies where each matrix of the stage is divided."""
+        names = {
+            self.program.parameters[part.leaf]: self.program.parameter_names[part.leaf]
+            for part in stage.parameters
+        }
+        costs, groups = self._costs(_LINK, _FLOPS, _BANDWIDTH), self.parts.groups
+        strategies = [
+            [self._told(each, group, names, costs) for each in strategies_of(group, costs)]
+            for group in groups
+        ]
+        memory = [np.zeros(len(each)) for each in strategies]
+        solution = solve_alike(
+            StageGraph(groups, strategies, memory, self.parts.home, costs).graph()
+        )
+        if solution is None:
+            return DividedParameters()
+        pairs = zip(strategies, solution.choice, strict=False)
+        layouts = {v: d for found, place in pairs for v, d in found[place].layouts.items()}
+        whole = set(self.program.steps)
+        own = {value for step in stage.steps if step in whole for value in step.outputs}
+        values = {group.value for group in groups if group.leader is not None}
+        values |= {need.value for found in strategies for need in found[0].needs}
+        values &= own & self.parts.operations.moving - {*self.parts.operations.sources}
+        # What is made of a parameter alone lies as that does.
+        values = {v for v in values if groups[self.parts.home[v]].value not in names}
+        return DividedParameters(
+            {name: self._spec(value, layouts) for value, name in names.items() if value in layouts},
+            {value: self._spec(value, layouts) for value in sorted(values) if value in layouts},
+        )
+
+    def _told(
+        self, strategy: Strategy, group: Group, names: Mapping[int, str], costs: Costs
+    ) -> Strategy:
+        """A strategy that takes long where it leaves a matrix whole."""
+        value = group.value
+        is_matrix = value in names and len(self.program.avals[value].shape) > 1
+        if not is_matrix or strategy.layouts[value] is not None:
+            return strategy
+        return replace(strategy, seconds=strategy.seconds + _WHOLE_BYTE * costs.size(value))
+
+    def _spec(self, value: int, layouts: Mapping[int, Layout]) -> Spec:
+        dimensions = range(len(self.program.avals[value].shape))
+        return tuple(TENSOR if each == layouts[value] else None for each in dimensions)
 
     def _costs(self, link: Link, flops: float, bandwidth: float) -> Costs:
         ring = Ring(link, self.devices)

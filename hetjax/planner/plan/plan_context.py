@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jax.sharding import PartitionSpec
+
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.program.sequence import token_dimensions
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.planner.plan.member_annotations import union_of_members
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.attention.mask import Spans, TokenSpan
 from hetjax.sharding.context.positions import positions_in_order
 from hetjax.sharding.context.ring_attention import ContextRing
@@ -63,3 +66,27 @@ def ring_of(stage: StagePlan, cluster: Cluster, order: Spans) -> ContextRing | N
     """
     split = stage.shares.context
     return split and ContextRing(union_of_members(stage.members, cluster), split, order)
+
+
+def values_inside(stage: StagePlan, cluster: Cluster, program: Program) -> dict[int, HSharding]:
+    """How values lie on a stage whose members share the context, where its plan says how inside.
+
+    Args:
+        stage: the stage.
+        cluster: the devices.
+        program: the program of its pipeline, with its tokens.
+
+    Returns:
+        By value: each member has its tokens, or all of what has none.
+    """
+    split = stage.shares.context
+    if split is None or len(stage.members) == 1:
+        return {}
+    union, found = union_of_members(stage.members, cluster), {}
+    for value, axes in stage.values.items():
+        members = tuple(group.with_spec(PartitionSpec(*axes)) for group in union)
+        dimension = program.tokens.values.get(value)
+        found[value] = (
+            HSharding(members) if dimension is None else HSharding(members, dimension, split.tokens)
+        )
+    return found

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hetjax.pipeline.program.sequence import token_dimensions
 from hetjax.pipeline.schedules.memory import MicrobatchBytes, peak_bytes
 from hetjax.pipeline.stages.cutting import Stage, cut
 from hetjax.planner.intra_op.stage_sharding import StageDevices, Training, shard_stage
+from hetjax.planner.intra_op.tensor_axis import divided_parameters
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
@@ -49,15 +51,41 @@ def _sharded_stages(
     """The stages of a pipeline, the first of which has a number in the plan."""
     runs = cut(problem.program, plan.boundaries(pipeline))
     predicted = plan.predicted.stages[first : first + len(pipeline.stages)]
-    return tuple(
-        _sharded(plan, pipeline, problem, run, expected) if _is_open(stage) else stage
-        for stage, run, expected in zip(pipeline.stages, runs, predicted, strict=True)
-    )
+    found = []
+    for stage, run, expected in zip(pipeline.stages, runs, predicted, strict=True):
+        if not _is_open(stage):
+            found.append(stage)
+        elif len(stage.members) > 1:
+            found.append(_with_divided_parameters(pipeline, problem, run))
+        else:
+            found.append(_sharded(plan, pipeline, problem, run, expected))
+    return tuple(found)
 
 
 def _is_open(stage: StagePlan) -> bool:
-    is_plain = len(stage.members) == 1 and not stage.parameters and not stage.values
-    return is_plain and stage.mesh_shape[1] > 1
+    is_plain = not stage.parameters and not stage.values
+    shares = len(stage.members) > 1 and not stage.members_share_context
+    return is_plain and not shares and any(each.mesh_shape[1] > 1 for each in stage.members)
+
+
+def _with_divided_parameters(
+    pipeline: PipelinePlan, problem: PlanningProblem, run: Stage
+) -> StagePlan:
+    """A stage whose members share the context: its parameters are divided inside its members.
+
+    They have a tensor axis for these parameters' sake. Tokens are not divided inside a member: of
+    many it is cheaper, but then each device had the parameters whole.
+    """
+    stage, program = pipeline.stages[run.index], problem.program
+    devices = max(each.mesh_shape[1] for each in stage.members)
+    found = divided_parameters(program, run, pipeline.microbatch_size, devices)
+    tokens = token_dimensions(program).values
+    values = {
+        value: spec
+        for value, spec in found.values.items()
+        if value not in tokens or spec[tokens[value]] is None
+    }
+    return replace(stage, parameters=found.parameters, values=values)
 
 
 def _sharded(

@@ -283,6 +283,20 @@ def state_division(program: Program, part: ParameterPart, execution: Execution) 
     return _state_division(part_shape(program, part).shape, override, execution)
 
 
+def spec_of_leaf(
+    program: Program, leaf: int, shape: tuple[int, ...], execution: Execution
+) -> PartitionSpec:
+    """How a stage's devices divide what they have of a parameter leaf.
+
+    Args:
+        program: the traced loss function.
+        leaf: the leaf.
+        shape: the shape of what they have of it.
+        execution: how they run.
+    """
+    return _spec_of(shape, told_of(execution.parameters, program.parameter_names[leaf]), execution)
+
+
 def _state_division(shape: tuple[int, ...], override: Spec | None, execution: Execution) -> int:
     spec = _spec_of(shape, override, execution)
     of_state = state_spec(execution.sharding, spec, shape, execution.mesh_shape)

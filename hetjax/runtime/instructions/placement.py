@@ -15,6 +15,7 @@ from hetjax.pipeline.program.constraints import constrained
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.plan_context import values_inside
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.instructions.annotation_table import (
     AnnotatedLeaves,
@@ -218,14 +219,15 @@ def told(pipeline: PipelinePlan, cluster: Cluster, program: Program) -> Program:
             }
         if not stage.values:
             continue
-        mesh = AbstractMesh(stage.mesh_shape, MESH_AXES)
         for value, axes in stage.values.items():
             spec, shape = PartitionSpec(*axes), program.avals[value].shape
-            if not divides(spec, shape, stage.mesh_shape):
-                raise InputError(
-                    f"plan: stages[{s}].values[{value}] is {list(axes)}, which does not divide its "
-                    f"shape {shape} evenly on the mesh {list(stage.mesh_shape)}"
-                )
-            if stage.submesh.num_devices > 1:
-                lies[value] = NamedSharding(mesh, spec)
+            for mesh_shape in {member.mesh_shape for member in stage.members}:
+                if not divides(spec, shape, mesh_shape):
+                    raise InputError(
+                        f"plan: stages[{s}].values[{value}] is {list(axes)}, which does not divide "
+                        f"its shape {shape} evenly on the mesh {list(mesh_shape)}"
+                    )
+            if len(stage.members) == 1 and stage.submesh.num_devices > 1:
+                lies[value] = NamedSharding(AbstractMesh(stage.mesh_shape, MESH_AXES), spec)
+        lies |= values_inside(stage, cluster, program)
     return constrained(program, lies) if lies else program

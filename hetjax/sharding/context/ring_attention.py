@@ -113,6 +113,14 @@ class ContextRing:
         ]
         return HSharding(self.union, (TOKENS,), ranges=tuple(ranges))
 
+    def divides_heads(self, place: int) -> bool:
+        """Whether a member divides its heads over its tensor axis.
+
+        Args:
+            place: the member's place.
+        """
+        return self._heads_inside[place] != self.union[place]
+
     @functools.cached_property
     def _heads_inside(self) -> tuple[Subgroup, ...]:
         """The members, of which those with a tensor axis divide their heads over it.

@@ -1,0 +1,174 @@
+"""What the tasks of a stage take whose members share the context: computing, and a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hetjax.pipeline.program.work_classes import is_product
+from hetjax.planner.costs.context_memory import ContextPrograms
+from hetjax.planner.costs.context_timeline import MemberNetwork, Played, play
+from hetjax.planner.costs.measured_times import measured_times
+from hetjax.planner.costs.member_rates import PassSpeed, pass_speeds
+from hetjax.planner.costs.union_cost import UnionExecution
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.context_items import ComputedRun, Item
+from hetjax.planner.work.context_walk import Amounts, Shares
+from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.tensor_walk import TensorTrace
+from hetjax.sharding.context.context_split import ContextSplit
+
+FORWARD, BACKWARD = 0, 1
+"""The two passes, whose times were measured apart."""
+
+Part = Callable[[Shares], float]
+"""What is taken of something that members have: a member's own, or all of it."""
+
+
+class MemberSpeeds:
+    """What the members of a stage take for what they compute.
+
+    Args:
+        problem: the planning problem, with its profile.
+        union: how the members run.
+        split: which tokens each has.
+        found: what they do.
+    """
+
+    def __init__(
+        self,
+        problem: PlanningProblem,
+        union: UnionExecution,
+        split: ContextSplit,
+        found: ContextPrograms,
+    ):
+        self.union, self.found = union, found
+        speeds = pass_speeds(problem)
+        self._speeds = [speeds(each.subcluster, each.shape) for each in union.members]
+        self._tokens = np.array(split.tokens) / split.length
+
+    def seconds(self, items: Sequence[Item], member: int, direction: int) -> list[float]:
+        """What a member takes for each item of a task; 0 for moves.
+
+        Args:
+            items: the items.
+            member: the member's place.
+            direction: of which pass they are.
+        """
+
+        def mine(figures: Shares) -> float:
+            return float(figures[member])
+
+        return self._seconds(items, member, mine, float(self._tokens[member]), direction)
+
+    def whole_seconds(self, items: Sequence[Item], member: int, direction: int) -> float:
+        """What a member would take for all items, did it compute what all members do.
+
+        Args:
+            items: as for `seconds`, and so are the others.
+            member: the member's place.
+            direction: of which pass they are.
+        """
+        return sum(self._seconds(items, member, lambda f: float(f.sum()), 1.0, direction))
+
+    def _seconds(
+        self, items: Sequence[Item], member: int, part: Part, tokens: float, direction: int
+    ) -> list[float]:
+        speed, inside = self._speeds[member], self.found.inside[member]
+        if inside is None:
+            return [
+                _seconds_of(speed, item.amounts, part, direction)
+                if isinstance(item, ComputedRun)
+                else 0.0
+                for item in items
+            ]
+        found, before = [], 0.0
+        for item in items:
+            if isinstance(item, ComputedRun):
+                amounts = self._divided(item, inside)
+                values = (value for step in item.steps for value in step.outputs)
+                told = before + self._told_seconds(member, inside, values, tokens)
+                found.append(told + _seconds_of(speed, amounts, part, direction))
+                before = 0.0
+            else:
+                # What its devices must bring together to send it, they do before.
+                moved = (move.moved for move in item.moves)
+                before += self._told_seconds(member, inside, moved, tokens)
+                found.append(0.0)
+        return found
+
+    def _divided(self, item: ComputedRun, inside: TensorTrace) -> Amounts:
+        """What one device of a member computes."""
+        trace = self.found.trace
+        nothing = np.zeros(trace.count)
+        total = Amounts(nothing, nothing, {})
+        for step in item.steps:
+            if step in trace.moves:
+                continue
+            whole, share = trace.amounts(step), inside.of_step(step)
+            classes = {
+                name: figures * (share.products if is_product(name) else share.traffic)
+                for name, figures in whole.classes.items()
+            }
+            total += Amounts(whole.flops * share.products, whole.traffic * share.traffic, classes)
+        return total
+
+    def _told_seconds(
+        self, member: int, inside: TensorTrace, values: Iterable[int], tokens: float
+    ) -> float:
+        """What a member's devices take to tell each other what makes some values whole."""
+        link, ring = self.union.members[member].link, inside.devices - 1
+        sizes = [size for value in values if (size := inside.exchanged.get(value))]
+        waiting = 2 * ring * link.latency * len(sizes)
+        return waiting + 2 * ring / inside.devices * tokens * sum(sizes) / link.bandwidth
+
+
+class TaskCosts:
+    """What tasks take the members of a stage.
+
+    Args:
+        problem: the planning problem, with its profile.
+        run: the stage's work on one device.
+        speeds: what the members take for what they compute.
+        network: what carries their moves.
+    """
+
+    def __init__(
+        self, problem: PlanningProblem, run: Runs, speeds: MemberSpeeds, network: MemberNetwork
+    ):
+        self.union, self.found = speeds.union, speeds.found
+        self._network, self._speeds = network, speeds
+        self._factors = np.array([self._measured(problem, run, each) for each in ("F", "B")])
+
+    def played(self, name: str) -> Played:
+        """The timeline of a task."""
+        task = self.found.tasks[name]
+        factors = self._factors[task.direction]
+        members = range(len(self.union.members))
+        seconds = np.array([self._speeds.seconds(task.items, m, task.direction) for m in members])
+        rows = [
+            factors * row if isinstance(item, ComputedRun) else None
+            for item, row in zip(task.items, seconds.T, strict=True)
+        ]
+        return play(task.items, rows, self._network)
+
+    def _measured(self, problem: PlanningProblem, run: Runs, name: str) -> Shares:
+        """By what members take longer than their rates say, where all of the stage was measured."""
+        task, found = self.found.tasks[name], []
+        for m, member in enumerate(self.union.members):
+            times = measured_times(problem, run, replace(member, examples=1.0))
+            if times is None:
+                found.append(1.0)
+                continue
+            whole = times.forward if task.direction == FORWARD else times.backward
+            expected = self._speeds.whole_seconds(task.items, m, task.direction)
+            found.append(float(run.in_form(whole.of(run.layers))) / expected)
+        return np.array(found)
+
+
+def _seconds_of(speed: PassSpeed, of: Amounts, part: Part, way: int) -> float:
+    """What a member takes for a part of something."""
+    work = tuple((name, part(figures)) for name, figures in of.classes.items())
+    return speed.seconds(part(of.flops), part(of.traffic), work, way)

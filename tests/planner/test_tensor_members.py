@@ -1,0 +1,204 @@
+"""Members of several devices that share the context: they divide what they have of it once more."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from baselines import one_device_losses
+
+import hetjax
+from hetjax.errors import DoesNotFitError
+from hetjax.mesh import Cluster, Link, Subcluster
+from hetjax.mesh.kinds import DeviceKind
+from hetjax.models import GPTConfig, LanguageModel, LlamaConfig, language_model
+from hetjax.planner import HexiSeqPlanner, Plan, PlanningProblem, make_problem
+from hetjax.planner.costs.context_cost import context_programs
+from hetjax.planner.hexiseq.context_choice import ContextChoice, context_models
+from hetjax.planner.hexiseq.even_contexts import even_contexts
+from hetjax.planner.hexiseq.predicted_choice import one_stage_plan
+from hetjax.planner.hexiseq.scheduler import best_schedules, schedule_context
+from hetjax.planner.plan.plan import validate, validate_for
+from hetjax.planner.predictions.complete import annotated
+from hetjax.planner.predictions.predict import predict
+
+LENGTH = 64
+OPTIMIZER = optax.adam(1e-3)
+BATCH = {"tokens": np.random.default_rng(0).integers(0, 64, (1, LENGTH + 1), np.int32)}
+GPT = language_model(GPTConfig(64, 2, 128, 4, LENGTH))
+LLAMA = language_model(
+    LlamaConfig(
+        blocks=2, width=128, heads=8, key_value_heads=4, ffn_width=256, vocabulary=64,
+        sequence=LENGTH,
+    )
+)  # fmt: skip
+MEMORY = 4_500_000
+"""For half of the parameters, their gradients and state, but not for all."""
+
+
+def islands(memory: int = MEMORY, each: int = 2, widest: int | None = None) -> Cluster:
+    """Two islands, one twice as fast as the other."""
+    near, far = Link(1e10, 1e-6), Link(1e9, 1e-5)
+    parts = tuple(
+        Subcluster(
+            f"speed-{speed}",
+            DeviceKind(f"speed-{speed}", {"float32": speed * 1e9}, memory, speed * 1e9, "made up"),
+            1,
+            each,
+            near,
+            near,
+            max_tensor_parallelism=widest,
+        )
+        for speed in (2, 1)
+    )
+    return Cluster("two islands", parts, ((parts[0].name, parts[1].name, far),))
+
+
+def problem_on(cluster: Cluster, model: LanguageModel = GPT) -> PlanningProblem:
+    return make_problem(
+        model.loss,
+        lambda: model.init(jax.random.key(0)),
+        BATCH,
+        cluster=cluster,
+        optimizer=OPTIMIZER,
+        num_microbatches=1,
+        divides_sequences=True,
+    )
+
+
+@functools.cache
+def found_plan(model: str) -> tuple[PlanningProblem, Plan]:
+    problem = problem_on(islands(), {"gpt": GPT, "llama": LLAMA}[model])
+    return problem, HexiSeqPlanner().plan(problem)
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_a_sequence_is_shared_by_members_that_divide_parameters_where_whole_ones_do_not_fit(
+    model: str,
+):
+    problem, plan = found_plan(model)
+    validate(plan)
+    validate_for(plan, problem.program)
+    (stage,) = plan.stages
+    assert plan.predicted.fits
+    assert [member.mesh_shape for member in stage.members] == [(1, 2), (1, 2)]
+    assert stage.parameters["blocks/0/mlp/up/kernel"] == (None, "tensor")
+    assert stage.parameters["blocks/0/mlp/down/kernel"] == ("tensor", None)
+    assert stage.shares.context is not None
+    fast, slow = stage.shares.context.tokens
+    assert fast > slow
+
+
+def test_without_a_tensor_axis_nothing_fits():
+    with pytest.raises(DoesNotFitError, match="parameters, gradients and optimizer state"):
+        HexiSeqPlanner().plan(problem_on(islands(widest=1)))
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_they_train_as_one_device_does(model: str):
+    language = {"gpt": GPT, "llama": LLAMA}[model]
+    _, plan = found_plan(model)
+    parameters = language.init(jax.random.key(0))
+
+    def loss(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+        total, count, *_ = language.loss(parameters, batch)
+        return total, jnp.float32(count)
+
+    with jax.numpy_dtype_promotion("standard"):
+        expected = one_device_losses(loss, OPTIMIZER, parameters, [BATCH] * 3, 1)
+    runtime = hetjax.LocalOptions(jax.devices("cpu")[:4])
+    with hetjax.Trainer(
+        plan, language.loss, parameters, OPTIMIZER, BATCH, runtime=runtime
+    ) as trainer:
+        found = [trainer.train_step(BATCH).loss for _ in range(3)]
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+def tensor_plan(problem: PlanningProblem, devices: int) -> Plan:
+    """The best split of members with a tensor axis of some length."""
+    for model in context_models(problem):
+        if max(model.devices.sizes) == devices and not model.work.is_recomputed:
+            choice = ContextChoice(schedule_context(model), model)
+            plan = one_stage_plan(problem, choice)
+            return annotated(predict(plan, problem), problem)
+    raise AssertionError("there is no such tensor axis")
+
+
+def test_products_and_attention_are_divided_among_a_members_devices():
+    problem = problem_on(islands(10**9))
+    plan = tensor_plan(problem, 2)
+    found = context_programs(plan, plan.pipelines[0], 0, problem, None)
+    for inside in found.inside:
+        assert inside is not None
+        assert inside.devices == 2
+        steps = [step for step in found.trace.blocks if inside.of_step(step).products != 0.5]
+        assert not steps
+        products = [
+            (step, found.trace.amounts(step).flops.sum())
+            for step in inside.computed
+            if step.name == "dot_general"
+        ]
+        divided = sum(flops for step, flops in products if inside.of_step(step).products == 0.5)
+        # But for the gradient of the output matrix, for which logits come together.
+        assert divided > 0.99 * sum(flops for _, flops in products)
+        # Sums of what two products make, forward and backward, of two blocks; and logits.
+        assert sum(inside.exchanged.values()) >= 8 * LENGTH * 128 * 4
+
+
+def test_half_of_a_member_computes_half_as_long_and_holds_half():
+    problem = problem_on(islands(10**9))
+    plan = tensor_plan(problem, 2)
+    (stage,) = plan.stages
+    alone = tuple(
+        replace(
+            member,
+            submesh=replace(member.submesh, shape=(1, 1)),
+            mesh_shape=(1, 1),
+        )
+        for member in stage.members
+    )
+    whole = replace(stage, members=alone, parameters={}, values={})
+    (pipeline,) = plan.pipelines
+    other = replace(plan, pipelines=(replace(pipeline, stages=(whole,)),), prediction=None)
+    one, two = predict(other, problem).predicted.stages[0], plan.predicted.stages[0]
+    for before, after in zip(one.members, two.members, strict=True):
+        assert 0.5 < after.forward_seconds / before.forward_seconds < 0.8
+        assert 0.5 < after.state_bytes / before.state_bytes < 0.52
+        assert after.memory_bytes < before.memory_bytes
+
+
+@pytest.mark.parametrize(("each", "widest", "sizes"), [(4, None, (1, 2, 4)), (4, 2, (1, 2))])
+def test_tensor_axes_go_as_far_as_nodes_heads_and_the_cluster_let_them(
+    each: int, widest: int | None, sizes: tuple[int, ...]
+):
+    models = context_models(problem_on(islands(each=each, widest=widest)))
+    found = dict.fromkeys(max(model.devices.sizes.tolist()) for model in models)
+    assert tuple(found) == sizes
+    for model in models:
+        size = max(model.devices.sizes)
+        assert model.work.heads_together == size
+        assert model.devices.num_devices == 2 * each // size
+        assert model.devices.flops[0] > model.devices.flops[-1]
+
+
+def test_heads_of_keys_that_a_tensor_axis_does_not_divide_have_none():
+    models = context_models(problem_on(islands(each=8), LLAMA))
+    assert {max(model.devices.sizes.tolist()) for model in models} == {1, 2, 4}
+    assert {model.work.heads_together for model in models} == {1, 4, 8}
+
+
+def test_heads_that_belong_together_are_never_divided():
+    problem = problem_on(islands(10**9, each=4), LLAMA)
+    for model in context_models(problem):
+        together = model.work.heads_together
+        members = [tuple(model.devices.usable.tolist())]
+        evens = [e.heads(model.work.query_heads) for e in
+                 even_contexts(model.devices, model.work, members)]  # fmt: skip
+        found = [h for s in best_schedules(model, 4) for g in s.split.groups for h in g.head_counts]
+        assert all(count % together == 0 for count in (*found, *np.concatenate(evens).tolist()))
