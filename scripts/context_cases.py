@@ -47,6 +47,7 @@ class Case:
         recompute: whether stages make their forward pass again.
         microbatches: of a step.
         mbit: of the lab's links, in Mbit/s; None for no limit.
+        tensor: how many devices each member is, which divide its parameters.
     """
 
     model: str
@@ -55,12 +56,14 @@ class Case:
     recompute: bool = False
     microbatches: int = 1
     mbit: float | None = None
+    tensor: int = 1
 
     @property
     def name(self) -> str:
         """The case, for people."""
         splits = " | ".join(_words(split) for split in self.splits)
-        marks = ", recomputed" if self.recompute else ""
+        marks = f", tensor {self.tensor}" if self.tensor > 1 else ""
+        marks += ", recomputed" if self.recompute else ""
         rate = "" if self.mbit is None else f", {self.mbit:g} Mbit/s"
         return f"{self.model} {self.sequence}: {splits}{marks}{rate}"
 
@@ -143,22 +146,23 @@ def optimizer() -> optax.GradientTransformation:
 
 
 def plan_of(case: Case, problem: PlanningProblem) -> Plan:
-    """The plan of a case, without a prediction: its members are the cluster's devices, in order.
+    """The plan of a case, without a prediction: its members have the cluster's devices, in order.
 
     Args:
         case: the case.
         problem: what it solves.
     """
+    shape = 1, case.tensor
     devices = (
-        SubMesh(part.name, place, (1, 1))
+        SubMesh(part.name, place, shape)
         for part in problem.cluster.subclusters
-        for place in range(part.num_devices)
+        for place in range(0, part.num_devices, case.tensor)
     )
     count, splits = len(case.stages), case.splits
     edges = [round(problem.num_layers * s / count) for s in range(count + 1)]
     stages = []
     for layers, split in zip(itertools.pairwise(edges), splits, strict=True):
-        members = tuple(Member(next(devices), (1, 1)) for _ in split.devices)
+        members = tuple(Member(next(devices), shape) for _ in split.devices)
         stage = StagePlan(layers, members, shares=Shares(context=split))
         stages.append(replace(stage, recompute=case.recompute))
     pipeline = PipelinePlan(

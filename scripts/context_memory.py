@@ -2,9 +2,9 @@
 
     python scripts/context_memory.py
 
-Each member is a host device of this process. "By XLA" is the peak over a member's instructions:
-the buffers that are there, by their own sizes, and what XLA's `memory_analysis` says of each
-program that runs on them; see `h2_memory.py`.
+Each member is a host device of this process, or two with a tensor axis. "By XLA" is the peak over
+its instructions, on one device: the buffers that are there, by their own sizes, and what XLA's
+`memory_analysis` says of each program that runs on them; see `h2_memory.py`.
 
 Rows of `bench_context.py memory`, which runs this in a process of its own: `case`, `stage`,
 `member`, `predicted_bytes`, `xla_bytes` and their `ratio`; `at`, what runs at the peak.
@@ -61,6 +61,10 @@ def rows(sequence: int) -> Iterator[dict[str, Any]]:
         Case("llama", sequence, (ring(2, 1, 1),)),
         Case("llama", sequence, ((((2, 5), (1, 3)), ((1, 8),)),)),
         Case("gpt", sequence, (ring(2, 1), ring(1, 1)), microbatches=2),
+        Case("gpt", sequence, (ring(3, 1),), tensor=2),
+        Case("gpt", sequence, (exchange((2, 6), (1, 2)),), tensor=2),
+        Case("gpt", sequence, (ring(1, 1),), tensor=2, recompute=True),
+        Case("llama", sequence, (ring(2, 1),), tensor=2),
     ):
         yield from case_rows(case)
 
@@ -74,11 +78,12 @@ def case_rows(case: Any) -> Iterator[dict[str, Any]]:
     import hetjax
     from hetjax.mesh import Cluster, Link, Subcluster, measure_host_cpu
     from hetjax.planner import predict
+    from hetjax.planner.predictions.complete import annotated
 
     link, count = Link(5e9, 1e-4), sum(len(split.devices) for split in case.splits)
-    part = Subcluster("hosts", measure_host_cpu(), count, 1, link, link)
+    part = Subcluster("hosts", measure_host_cpu(), count, case.tensor, link, link)
     problem = problem_of(case, Cluster("memory", (part,)))
-    plan = predict(plan_of(case, problem), problem)
+    plan = annotated(predict(plan_of(case, problem), problem), problem)
     parameters, batch = jax.jit(case.language.init)(jax.random.key(0)), tokens_of(case)
     arguments: Any = (plan, case.language.loss, parameters, optimizer(), batch)
     with hetjax.Trainer(*arguments) as trainer:

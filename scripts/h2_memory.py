@@ -201,15 +201,21 @@ def _unplaced(analysis: Any, made: int) -> int:
     return max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes - made)
 
 
+def device_bytes(array: Any) -> int:
+    """What an array takes of the device that has the most of it."""
+    shards = getattr(array, "addressable_shards", None)
+    return max(shard.data.nbytes for shard in shards) if shards else array.nbytes
+
+
 class Noting(dict[Any, Any]):
     """A worker's buffers, with the sizes of all that were ever there."""
 
     def __init__(self, buffers: Mapping[Any, Any]):
         super().__init__(buffers)
-        self.sizes = {name: array.nbytes for name, array in buffers.items()}
+        self.sizes = {name: device_bytes(array) for name, array in buffers.items()}
 
     def __setitem__(self, name: Any, array: Any) -> None:
-        self.sizes[name] = array.nbytes
+        self.sizes[name] = device_bytes(array)
         super().__setitem__(name, array)
 
     def update(self, *pairs: Any, **named: Any) -> None:

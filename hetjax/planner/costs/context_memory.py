@@ -119,6 +119,7 @@ class _Sizes:
         self._on_cpu = tuple(on_cpu)
         self._trace, self._avals = found.trace, found.programs.forward.avals
         self._tensor = found.inside
+        self._same = dict(self._unmoved())
         self._known: dict[int, Shares] = {}
 
     def size(self, value: int) -> Shares:
@@ -129,10 +130,27 @@ class _Sizes:
             self._known[value] = self._trace.held_bytes(value, size) * np.array(parts)
         return self._known[value]
 
+    def _unmoved(self) -> Iterator[tuple[int, int]]:
+        """By the number that a reshard gives a value the one before, where every device has it.
+
+        Where members have a tensor axis, the plan says so of many values.
+        """
+        tensors, known = [each for each in self._tensor if each is not None], dict[int, int]()
+        for move in self._trace.moves.values() if tensors else ():
+            before, after = move.value, move.moved
+            one, other = (self._trace.held_bytes(value, 1) for value in (before, after))
+            is_moved = move.messages or (one != other).any()
+            if not is_moved and all(t.of_value(before) == t.of_value(after) for t in tensors):
+                known[after] = known.get(before, before)
+                yield after, known[after]
+
+    def _first(self, values: Iterable[Operand]) -> set[int]:
+        """Values by the first numbers that they had."""
+        return {self._same.get(value, value) for value in values if isinstance(value, int)}
+
     def of(self, values: Iterable[Operand]) -> Shares:
         """Bytes of several values."""
-        numbers = dict.fromkeys(value for value in values if isinstance(value, int))
-        return sum(map(self.size, numbers), np.zeros(self._trace.count))
+        return sum(map(self.size, sorted(self._first(values))), np.zeros(self._trace.count))
 
     def peak(self, task: ContextTask, awaited: Set[Operand]) -> Shares:
         """The most that a task holds, with all that it is given but parameters and sums.
@@ -142,25 +160,27 @@ class _Sizes:
             awaited: sums that are not there before they are made. Until then they are taken off,
                 since a member's state has room for all.
         """
-        program, missing = task.program, self.of(awaited)
+        program, awaited = task.program, self._first(awaited)
+        missing = self.of(awaited)
         _, *arguments = program.arguments
-        alive = {value for argument in arguments for value in argument}
-        returned = {value for part in program.outputs for value in part}
-        sums = {*(program.summands or ())}
+        alive = self._first(value for argument in arguments for value in argument)
+        returned = self._first(value for part in program.outputs for value in part)
+        sums = self._first(program.summands or ())
         held, most = self.of(alive), np.full(self._trace.count, -np.inf)
-        used = list(_uses(task.items))
+        used = [tuple(map(self._first, each)) for each in _uses(task.items)]
         last = {value: place for place, (read, made) in enumerate(used) for value in (*read, *made)}
         for place, (item, (read, made)) in enumerate(zip(task.items, used, strict=True)):
-            kept = [v for v in made if v in returned or (last[v] > place and v not in sums)]
+            made -= alive
+            kept = {v for v in made if v in returned or (last[v] > place and v not in sums)}
             added = self.of(kept)
             missing = missing - self.of(v for v in made if v in awaited)
             most = np.maximum(most, held + added - missing)
             if isinstance(item, ComputedRun):
-                outputs = (*kept, *(v for v in made if v in sums))
-                inside = self._inside(item, read, outputs)
+                outputs = sorted(kept | (made & sums))
+                inside = self._inside(item, sorted(read), outputs)
                 most = np.maximum(most, held + added + inside - missing)
             held = held + added
-            alive.update(kept)
+            alive |= kept
             gone = {v for v in (*read, *made) if last[v] == place and v in alive} - returned
             held = held - self.of(gone)
             alive -= gone

@@ -25,21 +25,20 @@ class DeviceRow:
         device: the device, for people.
         subcluster: its subcluster.
         place: its number there.
-        size: how many devices it is: a member with a tensor axis is several, from this number on.
         tokens: how many tokens it has.
         positions: where these are in the sequence.
         heads: the query heads that it attends with.
         key_value_heads: the heads of keys and values that these see.
         attention_seconds: for how long it attends in a step.
         other_seconds: for how long it computes all else.
-        memory_bytes: what it holds at most.
-        memory_limit_bytes: what it may hold.
+        memory_bytes: what it holds at most; of a member, each of its devices.
+        memory_limit_bytes: what that may hold.
+        size: how many devices it is: a member with a tensor axis is several, from `place` on.
     """
 
     device: str
     subcluster: str
     place: int
-    size: int
     tokens: int
     positions: tuple[PositionRun, ...]
     heads: HeadRange
@@ -48,6 +47,7 @@ class DeviceRow:
     other_seconds: float
     memory_bytes: float
     memory_limit_bytes: float
+    size: int = 1
 
 
 @dataclass(frozen=True)
@@ -173,20 +173,21 @@ def _group_rows(choice: ContextChoice) -> Iterator[GroupRow]:
         for member, heads in enumerate(group.heads):
             device, attention, others, memory, limit = next(rows)
             subcluster, place = model.devices.place(device)
+            size = int(model.devices.sizes[device])
             devices.append(
                 DeviceRow(
                     device=model.devices.name(device),
                     subcluster=subcluster,
                     place=place,
-                    size=int(model.devices.sizes[device]),
+                    size=size,
                     tokens=group.tokens[member],
                     positions=device_positions(split, number, member),
                     heads=heads,
                     key_value_heads=key_value_range(heads, split.heads_per_key_value),
                     attention_seconds=attention,
                     other_seconds=others,
-                    memory_bytes=memory,
-                    memory_limit_bytes=limit,
+                    memory_bytes=memory / size,
+                    memory_limit_bytes=limit / size,
                 )
             )
         yield GroupRow(group_positions(split, number), group.length, tuple(devices))

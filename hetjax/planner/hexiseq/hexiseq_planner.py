@@ -28,8 +28,9 @@ EVEN_SYSTEMS = ("ring", "ulysses", "usp")
 
 @dataclass(frozen=True)
 class HexiSeqPlanner:
-    """Plans one stage whose members, single devices, share tokens and heads unevenly.
+    """Plans one stage whose members share tokens and heads unevenly.
 
+    A member is a device, or several of a node with a tensor axis.
     Layers are made again in the backward pass where that is the only way to fit, or is faster.
     Devices that would only be in the way are left out.
 
