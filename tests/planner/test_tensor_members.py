@@ -100,10 +100,7 @@ def test_without_a_tensor_axis_nothing_fits():
         HexiSeqPlanner().plan(problem_on(islands(widest=1)))
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
-def test_they_train_as_one_device_does(model: str):
-    language = {"gpt": GPT, "llama": LLAMA}[model]
-    _, plan = found_plan(model)
+def check_losses(language: LanguageModel, plan: Plan) -> None:
     parameters = language.init(jax.random.key(0))
 
     def loss(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
@@ -112,12 +109,35 @@ def test_they_train_as_one_device_does(model: str):
 
     with jax.numpy_dtype_promotion("standard"):
         expected = one_device_losses(loss, OPTIMIZER, parameters, [BATCH] * 3, 1)
-    runtime = hetjax.LocalOptions(jax.devices("cpu")[:4])
+    devices = jax.devices("cpu")[: plan.cluster.num_devices]
+    runtime = hetjax.LocalOptions(devices)
     with hetjax.Trainer(
         plan, language.loss, parameters, OPTIMIZER, BATCH, runtime=runtime
     ) as trainer:
         found = [trainer.train_step(BATCH).loss for _ in range(3)]
     np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_they_train_as_one_device_does(model: str):
+    check_losses({"gpt": GPT, "llama": LLAMA}[model], found_plan(model)[1])
+
+
+def test_members_of_unlike_lengths_with_unlike_memory_train_as_one_device_does():
+    """The larger one updates most of each parameter, in parts that the other's axis divides."""
+    near = Link(1e10, 1e-6)
+    kinds = [
+        DeviceKind(f"memory-{memory}", {"float32": 1e9}, memory, 1e9, "made up")
+        for memory in (MEMORY, 10**8)
+    ]
+    parts = tuple(
+        Subcluster(kind.name, kind, 1, count, near, near)
+        for kind, count in zip(kinds, (2, 1), strict=True)
+    )
+    cluster = Cluster("unlike", parts, ((parts[0].name, parts[1].name, near),))
+    plan = HexiSeqPlanner().plan(problem_on(cluster))
+    assert [member.mesh_shape for member in plan.stages[0].members] == [(1, 2), (1, 1)]
+    check_losses(GPT, plan)
 
 
 def tensor_plan(problem: PlanningProblem, devices: int) -> Plan:

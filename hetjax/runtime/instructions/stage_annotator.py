@@ -7,6 +7,7 @@ names, or from what it says of single parameters.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Sequence
 
 from jax.sharding import PartitionSpec
@@ -22,11 +23,12 @@ from hetjax.planner.plan.parameter_names import is_told, told_of
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.plan.update_weights import update_weights
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of, entries_of
 from hetjax.sharding.annotation.rules import (
     DATA,
     TENSOR,
     divides,
+    division,
     example_spec,
     parameter_spec,
     state_spec,
@@ -245,7 +247,20 @@ class StageAnnotator:
         if self._is_told(part):
             return told_of(self.plan.shares.updates, self._name(part))
         dimension = max(range(len(shape)), key=lambda place: shape[place])
-        return Share(dimension, proportional_sizes(shape[dimension], self._update_weights))
+        unit = self._divided_together(part, tuple(shape), dimension)
+        sizes = proportional_sizes(shape[dimension] // unit, self._update_weights)
+        return Share(dimension, tuple(unit * size for size in sizes))
+
+    def _divided_together(self, part: ParameterPart, shape: tuple[int, ...], dimension: int) -> int:
+        """What sizes are multiples of that every member can divide as it divides all of a part."""
+        if told_of(self.plan.parameters, self._name(part)) is None:
+            return 1
+
+        def parts(mesh_shape: tuple[int, int]) -> int:
+            spec = self._part_spec(part, shape, mesh_shape)
+            return division(PartitionSpec(entries_of(spec, len(shape))[dimension]), mesh_shape)
+
+        return math.lcm(*(parts(member.mesh_shape) for member in self.plan.members))
 
     def updates_alone(self, part: ParameterPart) -> bool:
         """Whether each member updates all of a part by itself, as the plan says."""
