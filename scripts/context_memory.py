@@ -78,12 +78,12 @@ def case_rows(case: Any) -> Iterator[dict[str, Any]]:
     import hetjax
     from hetjax.mesh import Cluster, Link, Subcluster, measure_host_cpu
     from hetjax.planner import predict
-    from hetjax.planner.predictions.complete import annotated
+    from hetjax.planner.predictions.plan_sharding import divide_members
 
     link, count = Link(5e9, 1e-4), sum(len(split.devices) for split in case.splits)
     part = Subcluster("hosts", measure_host_cpu(), count, case.tensor, link, link)
     problem = problem_of(case, Cluster("memory", (part,)))
-    plan = annotated(predict(plan_of(case, problem), problem), problem)
+    plan = predict(divide_members(plan_of(case, problem), problem), problem)
     parameters, batch = jax.jit(case.language.init)(jax.random.key(0)), tokens_of(case)
     arguments: Any = (plan, case.language.loss, parameters, optimizer(), batch)
     with hetjax.Trainer(*arguments) as trainer:

@@ -18,14 +18,15 @@ from hetjax.errors import DoesNotFitError
 from hetjax.mesh import Cluster, Link, Subcluster
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.models import GPTConfig, LanguageModel, LlamaConfig, language_model
-from hetjax.planner import HexiSeqPlanner, Plan, PlanningProblem, make_problem
+from hetjax.planner import HexiSeqPlanner, Plan, PlanningProblem, PlanOptions, make_problem
 from hetjax.planner.costs.context_cost import context_programs
 from hetjax.planner.hexiseq.context_choice import ContextChoice, context_models
+from hetjax.planner.hexiseq.context_pipelines import context_pipelines, planned
 from hetjax.planner.hexiseq.even_contexts import even_contexts
 from hetjax.planner.hexiseq.predicted_choice import one_stage_plan
 from hetjax.planner.hexiseq.scheduler import best_schedules, schedule_context
 from hetjax.planner.plan.plan import validate, validate_for
-from hetjax.planner.predictions.complete import annotated
+from hetjax.planner.predictions.plan_sharding import divide_members
 from hetjax.planner.predictions.predict import predict
 
 LENGTH = 64
@@ -42,9 +43,11 @@ MEMORY = 4_500_000
 """For half of the parameters, their gradients and state, but not for all."""
 
 
-def islands(memory: int = MEMORY, each: int = 2, widest: int | None = None) -> Cluster:
+def islands(
+    memory: int = MEMORY, each: int = 2, widest: int | None = None, far: float = 1e9
+) -> Cluster:
     """Two islands, one twice as fast as the other."""
-    near, far = Link(1e10, 1e-6), Link(1e9, 1e-5)
+    near, between = Link(1e10, 1e-6), Link(far, 1e-5)
     parts = tuple(
         Subcluster(
             f"speed-{speed}",
@@ -57,7 +60,7 @@ def islands(memory: int = MEMORY, each: int = 2, widest: int | None = None) -> C
         )
         for speed in (2, 1)
     )
-    return Cluster("two islands", parts, ((parts[0].name, parts[1].name, far),))
+    return Cluster("two islands", parts, ((parts[0].name, parts[1].name, between),))
 
 
 def problem_on(cluster: Cluster, model: LanguageModel = GPT) -> PlanningProblem:
@@ -100,7 +103,7 @@ def test_without_a_tensor_axis_nothing_fits():
         HexiSeqPlanner().plan(problem_on(islands(widest=1)))
 
 
-def check_losses(language: LanguageModel, plan: Plan) -> None:
+def check_losses(language: LanguageModel, plan: Plan, batch: Any = BATCH) -> None:
     parameters = language.init(jax.random.key(0))
 
     def loss(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
@@ -108,13 +111,15 @@ def check_losses(language: LanguageModel, plan: Plan) -> None:
         return total, jnp.float32(count)
 
     with jax.numpy_dtype_promotion("standard"):
-        expected = one_device_losses(loss, OPTIMIZER, parameters, [BATCH] * 3, 1)
+        expected = one_device_losses(
+            loss, OPTIMIZER, parameters, [batch] * 3, plan.pipelines[0].num_microbatches
+        )
     devices = jax.devices("cpu")[: plan.cluster.num_devices]
     runtime = hetjax.LocalOptions(devices)
     with hetjax.Trainer(
-        plan, language.loss, parameters, OPTIMIZER, BATCH, runtime=runtime
+        plan, language.loss, parameters, OPTIMIZER, batch, runtime=runtime
     ) as trainer:
-        found = [trainer.train_step(BATCH).loss for _ in range(3)]
+        found = [trainer.train_step(batch).loss for _ in range(3)]
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
@@ -140,13 +145,34 @@ def test_members_of_unlike_lengths_with_unlike_memory_train_as_one_device_does()
     check_losses(GPT, plan)
 
 
+def test_a_pipeline_of_such_stages_is_found_and_trains_as_one_device_does():
+    """Islands far apart are stages; in each of them members of two devices share sequences."""
+    batch = {"tokens": np.random.default_rng(1).integers(0, 64, (4, LENGTH + 1), np.int32)}
+    problem = make_problem(
+        GPT.loss,
+        lambda: GPT.init(jax.random.key(0)),
+        batch,
+        cluster=islands(2_600_000, each=4, far=2e6),
+        optimizer=OPTIMIZER,
+        num_microbatches=4,
+        options=PlanOptions(max_pipelines=1),
+        divides_sequences=True,
+    )
+    plans = (planned(problem, each) for each in context_pipelines(problem, 4))
+    fitting = [plan for plan in plans if plan.predicted.fits]
+    plan = min(fitting, key=lambda plan: plan.predicted.step_time)
+    shapes = [[member.mesh_shape for member in stage.members] for stage in plan.stages]
+    assert shapes == [[(1, 2), (1, 2)]] * 2
+    check_losses(GPT, plan, batch)
+
+
 def tensor_plan(problem: PlanningProblem, devices: int) -> Plan:
     """The best split of members with a tensor axis of some length."""
     for model in context_models(problem):
         if max(model.devices.sizes) == devices and not model.work.is_recomputed:
             choice = ContextChoice(schedule_context(model), model)
             plan = one_stage_plan(problem, choice)
-            return annotated(predict(plan, problem), problem)
+            return predict(divide_members(plan, problem), problem)
     raise AssertionError("there is no such tensor axis")
 
 

@@ -51,21 +51,44 @@ def _sharded_stages(
     """The stages of a pipeline, the first of which has a number in the plan."""
     runs = cut(problem.program, plan.boundaries(pipeline))
     predicted = plan.predicted.stages[first : first + len(pipeline.stages)]
-    found = []
-    for stage, run, expected in zip(pipeline.stages, runs, predicted, strict=True):
-        if not _is_open(stage):
-            found.append(stage)
-        elif len(stage.members) > 1:
-            found.append(_with_divided_parameters(pipeline, problem, run))
-        else:
-            found.append(_sharded(plan, pipeline, problem, run, expected))
-    return tuple(found)
+    return tuple(
+        _sharded(plan, pipeline, problem, run, expected) if _is_open(stage) else stage
+        for stage, run, expected in zip(pipeline.stages, runs, predicted, strict=True)
+    )
 
 
 def _is_open(stage: StagePlan) -> bool:
-    is_plain = not stage.parameters and not stage.values
-    shares = len(stage.members) > 1 and not stage.members_share_context
-    return is_plain and not shares and any(each.mesh_shape[1] > 1 for each in stage.members)
+    is_plain = len(stage.members) == 1 and not stage.parameters and not stage.values
+    return is_plain and stage.mesh_shape[1] > 1
+
+
+def divide_members(plan: Plan, problem: PlanningProblem) -> Plan:
+    """Say how parameters and values lie inside members that share the context.
+
+    Args:
+        plan: a plan, which need not be predicted yet.
+        problem: the problem that it solves.
+
+    Returns:
+        The plan, without a prediction where anything has changed. Stages that say it themselves
+        stay as they are.
+    """
+    if not any(map(_has_open_members, plan.stages)):
+        return plan
+    pipelines = []
+    for pipeline in plan.pipelines:
+        runs = cut(problem.program, plan.boundaries(pipeline))
+        stages = (
+            _with_divided_parameters(pipeline, problem, run) if _has_open_members(stage) else stage
+            for stage, run in zip(pipeline.stages, runs, strict=True)
+        )
+        pipelines.append(replace(pipeline, stages=tuple(stages)))
+    return replace(plan, pipelines=tuple(pipelines), prediction=None)
+
+
+def _has_open_members(stage: StagePlan) -> bool:
+    is_plain = stage.members_share_context and not stage.parameters and not stage.values
+    return is_plain and any(member.mesh_shape[1] > 1 for member in stage.members)
 
 
 def _with_divided_parameters(
