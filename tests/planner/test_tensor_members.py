@@ -248,3 +248,16 @@ def test_heads_that_belong_together_are_never_divided():
                  even_contexts(model.devices, model.work, members)]  # fmt: skip
         found = [h for s in best_schedules(model, 4) for g in s.split.groups for h in g.head_counts]
         assert all(count % together == 0 for count in (*found, *np.concatenate(evens).tolist()))
+
+
+def test_a_member_of_which_a_device_is_lost_is_not_used():
+    problem = replace(problem_on(islands(10**9, each=4)), lost=frozenset([1]))
+    usable = {
+        max(model.devices.sizes.tolist()): model.devices.usable.tolist()
+        for model in context_models(problem)
+    }
+    assert usable == {1: [0, 2, 3, 4, 5, 6, 7], 2: [1, 2, 3], 4: [1]}
+    devices = context_models(problem)[2].devices
+    assert [devices.name(each) for each in (1, 2)] == ["speed-2[2:4]", "speed-1[0:2]"]
+    assert devices.of((2, 3, 4, 5)) == (1, 2)
+    assert devices.of((3, 4, 5)) is None

@@ -227,7 +227,7 @@ def told(pipeline: PipelinePlan, cluster: Cluster, program: Program) -> Program:
                         f"plan: stages[{s}].values[{value}] is {list(axes)}, which does not divide "
                         f"its shape {shape} evenly on the mesh {list(mesh_shape)}"
                     )
-            if len(stage.members) == 1 and stage.submesh.num_devices > 1:
+            if not stage.members_share_context and stage.submesh.num_devices > 1:
                 lies[value] = NamedSharding(AbstractMesh(stage.mesh_shape, MESH_AXES), spec)
         lies |= values_inside(stage, cluster, program)
     return constrained(program, lies) if lies else program
