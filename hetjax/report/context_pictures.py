@@ -48,7 +48,8 @@ def context_article(report: ContextReport, cluster: Cluster) -> str:
     lines.append(f'<p class="pipeline">{report.query_heads} query heads, in each group</p>')
     for number, group in enumerate(report.groups):
         inside = "".join(boxes(row, (row.heads,), report.query_heads) for row in group.devices)
-        lines.append(lane(f"group {number}", inside, f"{len(group.devices)} devices", "context"))
+        count = sum(row.size for row in group.devices)
+        lines.append(lane(f"group {number}", inside, f"{count} devices", "context"))
     return "\n".join(
         (
             "<article>",

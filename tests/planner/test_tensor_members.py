@@ -25,6 +25,7 @@ from hetjax.planner.hexiseq.context_pipelines import context_pipelines, planned
 from hetjax.planner.hexiseq.even_contexts import even_contexts
 from hetjax.planner.hexiseq.predicted_choice import one_stage_plan
 from hetjax.planner.hexiseq.scheduler import best_schedules, schedule_context
+from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import validate, validate_for
 from hetjax.planner.predictions.plan_sharding import divide_members
 from hetjax.planner.predictions.predict import predict
@@ -261,3 +262,20 @@ def test_a_member_of_which_a_device_is_lost_is_not_used():
     assert [devices.name(each) for each in (1, 2)] == ["speed-2[2:4]", "speed-1[0:2]"]
     assert devices.of((2, 3, 4, 5)) == (1, 2)
     assert devices.of((3, 4, 5)) is None
+
+
+def test_of_alike_parts_that_members_divide_unlike_each_has_its_own_split():
+    """Two nodes of six, of which devices are lost: in one part pairs begin at even numbers."""
+    near = Link(1e10, 1e-6)
+    kind = DeviceKind("one", {"float32": 1e9}, MEMORY // 2, 1e9, "made up")
+    cluster = Cluster("nodes", (Subcluster("one", kind, 2, 6, near, near),))
+    problem = replace(problem_on(cluster), lost=frozenset([4, 5, 6, 11]))
+    splits, found = StageSplits(context_models(problem)), []
+    for part in ((0, 1, 2, 3), (7, 8, 9, 10)):
+        choice = splits.best(part, 1, is_last=True)
+        if choice is not None:
+            stage = choice.stage(problem, (0, problem.num_layers))
+            used = {d for each in stage.submeshes for d in cluster.device_ids(each)}
+            assert used <= set(part)
+        found.append(choice is not None)
+    assert found == [True, False]

@@ -167,17 +167,20 @@ class _Sizes:
         returned = self._first(value for part in program.outputs for value in part)
         sums = self._first(program.summands or ())
         held, most = self.of(alive), np.full(self._trace.count, -np.inf)
-        used = [tuple(map(self._first, each)) for each in _uses(task.items)]
+        uses = list(_uses(task.items))
+        used = [tuple(map(self._first, each)) for each in uses]
         last = {value: place for place, (read, made) in enumerate(used) for value in (*read, *made)}
         for place, (item, (read, made)) in enumerate(zip(task.items, used, strict=True)):
-            made -= alive
+            made = made - alive
             kept = {v for v in made if v in returned or (last[v] > place and v not in sums)}
             added = self.of(kept)
             missing = missing - self.of(v for v in made if v in awaited)
             most = np.maximum(most, held + added - missing)
             if isinstance(item, ComputedRun):
-                outputs = sorted(kept | (made & sums))
-                inside = self._inside(item, sorted(read), outputs)
+                # Its steps know values by the numbers that these have there.
+                reads, makes = uses[place]
+                outputs = [v for v in makes if self._same.get(v, v) in kept | (made & sums)]
+                inside = self._inside(item, reads, outputs)
                 most = np.maximum(most, held + added + inside - missing)
             held = held + added
             alive |= kept

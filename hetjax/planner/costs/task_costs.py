@@ -84,19 +84,17 @@ class MemberSpeeds:
                 else 0.0
                 for item in items
             ]
-        found, before = [], 0.0
-        for item in items:
+        places = (n for n, item in enumerate(items) if isinstance(item, ComputedRun))
+        found, last = [0.0] * len(items), next(places, 0)
+        for place, item in enumerate(items):
             if isinstance(item, ComputedRun):
-                amounts = self._divided(item, inside)
+                amounts, last = self._divided(item, inside), place
                 values = (value for step in item.steps for value in step.outputs)
-                told = before + self._told_seconds(member, inside, values, tokens)
-                found.append(told + _seconds_of(speed, amounts, part, direction))
-                before = 0.0
+                found[place] += _seconds_of(speed, amounts, part, direction)
             else:
                 # What its devices must bring together to send it, they do before.
-                moved = (move.moved for move in item.moves)
-                before += self._told_seconds(member, inside, moved, tokens)
-                found.append(0.0)
+                values = (move.moved for move in item.moves)
+            found[last] += self._told_seconds(member, inside, values, tokens)
         return found
 
     def _divided(self, item: ComputedRun, inside: TensorTrace) -> Amounts:

@@ -228,8 +228,8 @@ def member_exchange_seconds(
 
     def of_member(member: Execution, link: Link) -> FloatArray:
         of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, member)
-        # Others update a share of what has gradients.
-        values = of.trained
+        # Others update a share of what has gradients; all devices of a member give their parts.
+        values = of.trained * member.mesh_shape[1]
         sums, mine = values * _sum_factor(runs), member.updates
         given = (1 - mine) * sums, others * mine * values
         taken = others * mine * sums, (1 - mine) * values

@@ -126,6 +126,15 @@ class ContextDevices:
         return np.array(found)
 
     @functools.cached_property
+    def cards(self) -> NDArray[np.int64]:
+        """How many network cards each has."""
+        found = []
+        for part, size in zip(self.cluster.subclusters, self._sizes, strict=True):
+            firsts = range(0, part.devices_per_node, size)
+            found += part.nodes * [len(part.cards_of(range(each, each + size))) for each in firsts]
+        return np.array(found)
+
+    @functools.cached_property
     def flops(self) -> NDArray[np.float64]:
         """FLOP/s that each device's products reach."""
         return self._each([self._rate(part) for part in self.cluster.subclusters])

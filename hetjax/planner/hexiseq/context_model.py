@@ -132,14 +132,14 @@ class ContextModel:
     def _state_seconds(self, layout: GroupLayout) -> tuple[float, float]:
         """What sending weights and gradients takes: of a layer in a pass, and once a step."""
         work, devices, members = self.work, self.devices, len(layout.order)
-        # Around a ring of all devices, node by node; the slowest link counts.
-        byte = float(layout.of(devices.near_cost).max())
+        # Around a ring of all devices, node by node; the slowest link counts. Each device of a
+        # member sends what it has of the parameters, between nodes over its network card.
+        byte = float((layout.of(devices.near_cost) / layout.of(devices.sizes)).max())
         if len(set(layout.node.tolist())) > 1:
             parts = list(set(layout.subcluster.tolist()))
-            byte = max(byte, float(devices.far_cost[np.ix_(parts, parts)].max()))
-        # Each device of a member sends what it has of the parameters.
+            far = float(devices.far_cost[np.ix_(parts, parts)].max())
+            byte = max(byte, far / float(layout.of(devices.cards).min()))
         sent = work.sent_weight_bytes * (members - 1) / members * byte
-        sent /= float(layout.of(devices.sizes).min())
         if not work.divides_state:
             return 0.0, 2 * work.parameters * sent
         # Weights are gathered for each pass, and gradients are added up once.

@@ -196,7 +196,7 @@ class _StageWays:
 
     Args:
         problem: the problem.
-        models: its cost models, of layers that are kept and that are made again.
+        models: its cost models, of layers that are kept and made again, for each tensor axis.
     """
 
     def __init__(self, problem: PlanningProblem, models: Sequence[ContextModel]):

@@ -142,16 +142,28 @@ def explain_context(choice: ContextChoice, beside: Mapping[str, ContextChoice]) 
         The report; what is predicted in it is by the scheduler's model.
     """
     split, devices = choice.schedule.split, choice.model.devices
-    used = set(split.devices)
     return ContextReport(
         length=split.length,
         query_heads=split.query_heads,
         key_value_heads=split.key_value_heads,
         groups=tuple(_group_rows(choice)),
         rings=tuple(_ring_rows(split, devices)) if len(split.groups) > 1 else (),
-        left_out=tuple(devices.name(each) for each in devices.usable.tolist() if each not in used),
+        left_out=tuple(_left_out(devices, split)),
         systems=tuple(_system_rows(choice, beside)),
     )
+
+
+def _left_out(devices: ContextDevices, split: ContextSplit) -> Iterator[str]:
+    """Devices that have nothing to do; of a member of which one is lost, the others."""
+    usable = set(devices.usable.tolist())
+    for member in set(range(devices.num_devices)) - set(split.devices):
+        if member in usable:
+            yield devices.name(member)
+            continue
+        (name, place), first = devices.place(member), int(devices.firsts[member])
+        for each in range(int(devices.sizes[member])):
+            if first + each not in devices.lost:
+                yield f"{name}[{place + each}]"
 
 
 def _group_rows(choice: ContextChoice) -> Iterator[GroupRow]:
@@ -213,5 +225,5 @@ def _system_row(name: str, choice: ContextChoice) -> SystemRow:
         work.batch,
         work.is_recomputed,
         choice.schedule.seconds,
-        int(devices.sizes.max()),
+        int(devices.sizes[[*split.devices]].max()),
     )

@@ -18,7 +18,7 @@ from hetjax.planner.hexiseq.predicted_choice import (
     best_that_fits,
     has_few_devices,
 )
-from hetjax.planner.hexiseq.scheduler import best_schedules, schedule_even
+from hetjax.planner.hexiseq.scheduler import NoLegalSplitError, best_schedules, schedule_even
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
 
@@ -163,5 +163,7 @@ def _choices(models: list[ContextModel], system: str) -> tuple[ContextChoice, ..
             continue
         found += [ContextChoice(schedule, model) for schedule in schedules]
     if not found:
-        raise errors[-1]
+        # What lacks memory says more than that longer tensor axes leave nothing to divide.
+        legal = [each for each in errors if not isinstance(each, NoLegalSplitError)]
+        raise (legal or errors)[-1]
     return tuple(sorted(found, key=lambda each: each.schedule.seconds))

@@ -100,6 +100,8 @@ def best_that_fits(
 def has_few_devices(model: ContextModel) -> bool:
     """Whether a model's devices are so few that predicting several plans takes no time.
 
+    Members of several devices count as one.
+
     Args:
         model: the scheduler's cost model.
     """
@@ -165,7 +167,7 @@ def one_stage_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
 
     Args:
         problem: the problem.
-        choice: the split, by the numbers of the cluster's devices.
+        choice: the split, by the numbers of its model's devices.
     """
     stage = choice.stage(problem, (0, problem.num_layers))
     return context_plan(problem, context_pipeline(problem, (stage,), problem.num_microbatches))

@@ -51,13 +51,17 @@ descent; none has been seen to win so much."""
 CAPPING_ROUNDS = 3
 
 
+class NoLegalSplitError(DoesNotFitError):
+    """Even splits divide heads or devices in no way that is allowed."""
+
+
 @dataclass(frozen=True)
 class ContextSchedule:
     """A context split, and what it is predicted to take.
 
     Args:
         system: ``"hexiseq"``, or the even system that it is one of.
-        split: the split, by the numbers of the cluster's devices.
+        split: the split, by the numbers of the cost model's devices.
         seconds: of a step.
         memory: bytes of each device, in the order of the split's groups.
     """
@@ -149,7 +153,7 @@ def schedule_even(model: ContextCosts, system: str | None = None) -> ContextSche
             if best is None or made.score < best.score:
                 best, name = made, even.system
     if best is None:
-        raise DoesNotFitError(
+        raise NoLegalSplitError(
             f"{system}: there is no legal even split of {len(model.devices.usable)} devices with "
             f"{model.work.query_heads} query heads"
         )

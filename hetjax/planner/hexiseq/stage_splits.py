@@ -20,7 +20,7 @@ class StageSplits:
 
     Args:
         models: cost models of all layers on all devices, one for each thing that may be done with
-            layers.
+            layers and each tensor axis that members may have; first those of single devices.
     """
 
     def __init__(self, models: Sequence[ContextModel]):
@@ -41,7 +41,8 @@ class StageSplits:
         Returns:
             The split; None where the stage does not fit on these devices.
         """
-        key = _kinds_and_nodes(self._models[0].devices, part), blocks, live, is_last
+        members = tuple(_members_of(model.devices, part) for model in self._models)
+        key = _kinds_and_nodes(self._models[0].devices, part), members, blocks, live, is_last
         if key not in self._found:
             choice = _best(self._models, part, blocks, live, is_last=is_last)
             self._found[key] = choice and (part, choice)
@@ -50,6 +51,12 @@ class StageSplits:
             return None
         found_of, choice = known
         return _on(choice, dict(zip(found_of, part, strict=True)))
+
+
+def _members_of(devices: ContextDevices, part: Part) -> tuple[int, ...] | None:
+    """Where in a part its members begin; None where it has one only in part."""
+    members = devices.of(part)
+    return members and tuple(part.index(int(devices.firsts[each])) for each in members)
 
 
 def _kinds_and_nodes(devices: ContextDevices, part: Part) -> Hashable:

@@ -37,8 +37,9 @@ _FLOPS, _BANDWIDTH, _LINK = 1e12, 1e16, Link(bandwidth=1e11, latency=0.0)
 """What decides: products are slow and all else fast, so that every product is divided, for whose
 weights stages have a tensor axis, and as few bytes move as that allows."""
 
-_WHOLE_BYTE = 1e-3
-"""Seconds of a byte of a matrix that is whole where it shall not be."""
+_WRONG_BYTE = 1e-3
+"""Seconds of a byte of a matrix that is whole, or of a value whose tokens are divided, where they
+shall not be."""
 
 _NOTHING = 1e-300
 """What a unit of that is not counted takes."""
@@ -194,7 +195,11 @@ class DividedParameters:
 
 
 def divided_parameters(
-    program: Program, stage: Stage, microbatch_size: int, devices: int
+    program: Program,
+    stage: Stage,
+    microbatch_size: int,
+    devices: int,
+    tokens: Mapping[int, int],
 ) -> DividedParameters:
     """Divide a stage's matrices wherever they can be; beside that as few bytes move as may be.
 
@@ -203,6 +208,7 @@ def divided_parameters(
         stage: a stage of it.
         microbatch_size: examples in a microbatch.
         devices: of the tensor axis.
+        tokens: by value its dimension of tokens, which the axis leaves alone.
 
     Returns:
         How it lies; nothing where that cannot be told.
@@ -211,7 +217,8 @@ def divided_parameters(
         return DividedParameters()
     parts = StageParts.of(program, stage, microbatch_size)
     window = Window(0, program.num_positions, 0, program.num_positions)
-    return _WindowDivision(program, window, parts, devices).with_divided_parameters(stage)
+    division = _WindowDivision(program, window, parts, devices)
+    return division.with_divided_parameters(stage, tokens)
 
 
 class _WindowDivision:
@@ -250,15 +257,15 @@ class _WindowDivision:
         # What the examples' axis was taken to divide; a pass is one, however long it is.
         return rows * np.array([_DATA, 1, _DATA, _DATA])[:, None]
 
-    def with_divided_parameters(self, stage: Stage) -> DividedParameters:
-        """How all lies where each matrix of the stage is divided."""
+    def with_divided_parameters(self, stage: Stage, tokens: Mapping[int, int]) -> DividedParameters:
+        """How all lies where each matrix of the stage is divided, and no token."""
         names = {
             self.program.parameters[part.leaf]: self.program.parameter_names[part.leaf]
             for part in stage.parameters
         }
         costs, groups = self._costs(_LINK, _FLOPS, _BANDWIDTH), self.parts.groups
         strategies = [
-            [self._told(each, group, names, costs) for each in strategies_of(group, costs)]
+            [self._told(each, group, names, tokens, costs) for each in strategies_of(group, costs)]
             for group in groups
         ]
         memory = [np.zeros(len(each)) for each in strategies]
@@ -282,14 +289,20 @@ class _WindowDivision:
         )
 
     def _told(
-        self, strategy: Strategy, group: Group, names: Mapping[int, str], costs: Costs
+        self,
+        strategy: Strategy,
+        group: Group,
+        names: Mapping[int, str],
+        tokens: Mapping[int, int],
+        costs: Costs,
     ) -> Strategy:
-        """A strategy that takes long where it leaves a matrix whole."""
+        """A strategy that takes long where it leaves a matrix whole, or divides tokens."""
         value = group.value
         is_matrix = value in names and len(self.program.avals[value].shape) > 1
-        if not is_matrix or strategy.layouts[value] is not None:
-            return strategy
-        return replace(strategy, seconds=strategy.seconds + _WHOLE_BYTE * costs.size(value))
+        wrong = [value] if is_matrix and strategy.layouts[value] is None else []
+        wrong += [v for v, at in strategy.layouts.items() if v in tokens and at == tokens[v]]
+        extra = _WRONG_BYTE * sum(costs.size(each) for each in wrong)
+        return replace(strategy, seconds=strategy.seconds + extra)
 
     def _spec(self, value: int, layouts: Mapping[int, Layout]) -> Spec:
         dimensions = range(len(self.program.avals[value].shape))

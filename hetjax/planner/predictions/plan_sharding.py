@@ -101,14 +101,9 @@ def _with_divided_parameters(
     """
     stage, program = pipeline.stages[run.index], problem.program
     devices = max(each.mesh_shape[1] for each in stage.members)
-    found = divided_parameters(program, run, pipeline.microbatch_size, devices)
     tokens = token_dimensions(program).values
-    values = {
-        value: spec
-        for value, spec in found.values.items()
-        if value not in tokens or spec[tokens[value]] is None
-    }
-    return replace(stage, parameters=found.parameters, values=values)
+    found = divided_parameters(program, run, pipeline.microbatch_size, devices, tokens)
+    return replace(stage, parameters=found.parameters, values=found.values)
 
 
 def _sharded(

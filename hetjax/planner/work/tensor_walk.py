@@ -37,8 +37,8 @@ class StepShares:
         traffic: of what it reads and writes.
     """
 
-    products: float = 1.0
-    traffic: float = 1.0
+    products: float
+    traffic: float
 
 
 @dataclass(frozen=True, eq=False)
