@@ -32,9 +32,7 @@ from hetjax.planner.hexiseq.single_members import SingleMember, SingleMembers
 from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan
-from hetjax.planner.predictions.complete import annotated
-from hetjax.planner.predictions.plan_sharding import divide_members
-from hetjax.planner.predictions.predict import predict
+from hetjax.planner.predictions.complete import annotated_context
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import LayerRun
 
@@ -152,17 +150,13 @@ def planned(problem: PlanningProblem, found: ContextPipelines) -> Plan:
         The plan. Stages that are predicted not to fit are one member each, where they then do;
         those with a tensor axis say how parameters and values lie.
     """
-    plan = _annotated(found.plan(problem), problem)
+    plan = annotated_context(found.plan(problem), problem)
     too_large = {s for s, stage in enumerate(plan.predicted.stages) if not stage.fits}
     other = _with_single_members(problem, found, too_large) if too_large else None
     if other is None:
         return plan
-    mended = _annotated(other.plan(problem), problem)
+    mended = annotated_context(other.plan(problem), problem)
     return mended if mended.predicted.fits else plan
-
-
-def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:
-    return annotated(predict(divide_members(plan, problem), problem), problem)
 
 
 def _with_single_members(

@@ -156,7 +156,7 @@ def explain_context(choice: ContextChoice, beside: Mapping[str, ContextChoice]) 
 def _left_out(devices: ContextDevices, split: ContextSplit) -> Iterator[str]:
     """Devices that have nothing to do; of a member of which one is lost, the others."""
     usable = set(devices.usable.tolist())
-    for member in set(range(devices.num_devices)) - set(split.devices):
+    for member in sorted(set(range(devices.num_devices)) - set(split.devices)):
         if member in usable:
             yield devices.name(member)
             continue

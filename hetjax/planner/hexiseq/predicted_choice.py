@@ -22,9 +22,7 @@ from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.partitions import SMALL
 from hetjax.planner.hexiseq.scheduler import schedule_context
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.predictions.complete import annotated
-from hetjax.planner.predictions.plan_sharding import divide_members
-from hetjax.planner.predictions.predict import predict
+from hetjax.planner.predictions.complete import annotated_context
 from hetjax.planner.problem.problem import PlanningProblem
 
 PREDICTED = 3
@@ -175,5 +173,4 @@ def one_stage_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
 
 def _predicted(chosen: Chosen, problem_for: Callable[[int], PlanningProblem]) -> Plan:
     problem = problem_for(chosen.microbatches)
-    plan = divide_members(one_stage_plan(problem, chosen.choice), problem)
-    return annotated(predict(plan, problem), problem)
+    return annotated_context(one_stage_plan(problem, chosen.choice), problem)

@@ -185,6 +185,29 @@ class StageParts:
         of = self.operations
         return kept_values(of.steps, of.avals, of.sources, of.moving)
 
+    def told(
+        self, program: Program, stage: Stage, strategies: Sequence[Sequence[Strategy]]
+    ) -> set[int]:
+        """The values of which a stage says how they lie: products, and what goes between groups.
+
+        Args:
+            program: the traced loss function.
+            stage: the stage.
+            strategies: of each group.
+        """
+        parameters = {program.parameters[part.leaf] for part in stage.parameters}
+        told = {group.value for group in self.groups if group.leader is not None}
+        told |= {need.value for ways in strategies for need in ways[0].needs}
+        whole = set(program.steps)
+        made = {value for step in stage.steps if step in whole for value in step.outputs}
+        return {
+            value
+            for value in told & self.operations.moving & made
+            # What is made of a parameter alone lies as that does.
+            if self.groups[self.home[value]].value not in parameters
+            and value not in self.operations.sources
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class GroupStrategy:
@@ -295,16 +318,8 @@ class StageProblem:
         layouts: dict[int, Layout] = {}
         for strategy in strategies:
             layouts |= strategy.layouts
-        told = {group.value for group in self.groups if group.leader is not None}
-        told |= {need.value for ways in self.strategies for need in ways[0].needs}
-        whole = set(self.program.steps)
-        made = {value for step in self.stage.steps if step in whole for value in step.outputs}
-        own = {
-            value
-            for value in told & self.operations.moving & made
-            if self.groups[self.home[value]].value not in self.parts
-            and value not in self.operations.sources
-        }
+        parts = StageParts(self.operations, self.groups, self.home)
+        own = parts.told(self.program, self.stage, self.strategies)
         return {value: self._spec(value, layouts[value]) for value in sorted(own)}
 
     def _ways(

@@ -276,13 +276,7 @@ class _WindowDivision:
             return DividedParameters()
         pairs = zip(strategies, solution.choice, strict=False)
         layouts = {v: d for found, place in pairs for v, d in found[place].layouts.items()}
-        whole = set(self.program.steps)
-        own = {value for step in stage.steps if step in whole for value in step.outputs}
-        values = {group.value for group in groups if group.leader is not None}
-        values |= {need.value for found in strategies for need in found[0].needs}
-        values &= own & self.parts.operations.moving - {*self.parts.operations.sources}
-        # What is made of a parameter alone lies as that does.
-        values = {v for v in values if groups[self.parts.home[v]].value not in names}
+        values = self.parts.told(self.program, stage, strategies)
         return DividedParameters(
             {name: self._spec(value, layouts) for value, name in names.items() if value in layouts},
             {value: self._spec(value, layouts) for value in sorted(values) if value in layouts},

@@ -7,7 +7,7 @@ from hetjax.planner.predictions.kept_activations import keeping_or_offloading
 from hetjax.planner.predictions.kept_layers import keeping_what_fits
 from hetjax.planner.predictions.kept_state import keeping_state_that_fits
 from hetjax.planner.predictions.more_passes import with_more_passes
-from hetjax.planner.predictions.plan_sharding import shard_stages
+from hetjax.planner.predictions.plan_sharding import divide_members, shard_stages
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.predictions.schedule_choice import choose_schedule
 from hetjax.planner.problem.problem import PlanningProblem
@@ -61,3 +61,16 @@ def annotated(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) ->
     """
     sharded = shard_stages(plan, problem, *others)
     return plan if sharded is plan else predict(sharded, problem, *others)
+
+
+def annotated_context(plan: Plan, problem: PlanningProblem) -> Plan:
+    """Predict a plan whose stages share the context, with annotations on what has a tensor axis.
+
+    Args:
+        plan: a plan without a prediction.
+        problem: the problem that it solves.
+
+    Returns:
+        The plan with its prediction.
+    """
+    return annotated(predict(divide_members(plan, problem), problem), problem)
