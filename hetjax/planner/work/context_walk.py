@@ -13,20 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from hetjax import _compat
 from hetjax.pipeline.program.costs import equation_cost, step_cost
-from hetjax.pipeline.program.traced_program import Constant, Operand, Step, num_bytes
+from hetjax.pipeline.program.traced_program import Step, num_bytes
 from hetjax.pipeline.program.work_classes import Work, attention_classes, is_product, step_work
 from hetjax.pipeline.stages.traced_stage import TracedStage
-from hetjax.planner.work.example_shares import ExampleWalk, WalkedEquation, WalkedValue
+from hetjax.planner.work.example_shares import WalkedEquation, WalkedValue
+from hetjax.planner.work.trace_walk import TraceWalk
 from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding, Subgroup
 from hetjax.sharding.context.block_work import block_bytes, block_work, is_block
 from hetjax.sharding.deduction.annotated_program import Taken
-from hetjax.sharding.deduction.reshard import RESHARD, Resharding
+from hetjax.sharding.deduction.reshard import Resharding
 from hetjax.sharding.deduction.signatures import signature_of
 from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, shares_passed, top_tier_of
 from hetjax.sharding.resolution.crossing import crossing
@@ -134,95 +134,60 @@ def walk_context(
     return _ContextWalk(traced, union).found(lies)
 
 
-class _ContextWalk:
+class _ContextWalk(TraceWalk["_Noted"]):
     def __init__(self, traced: TracedStage, union: tuple[Subgroup, ...]):
-        self._traced, self._union, self._count = traced, union, len(union)
-        self._walk = ExampleWalk(self._note_exchange, self._note_equation)
-        self._noted = _Noted()
+        super().__init__(traced)
+        self._union, self._count = union, len(union)
         self._equation: _compat.JaxprEqn | None = None
-        # Blocks that are alike have the same equations.
-        self._known: dict[object, tuple[_Noted, tuple[TopTier, ...]]] = {}
         self._counted: dict[object, Amounts] = {}
-        self._origins: dict[int, TopTier] = {}
+        self._moves: dict[Step, ContextMove] = {}
 
     def found(self, lies: Mapping[int, TopTier]) -> ContextTrace:
-        traced, flat = self._traced, self._traced.flat
-        values = {n: WalkedValue(flat.avals[n], lies.get(n, WHOLE)) for n in flat.inputs}
-
-        def value(operand: Operand) -> WalkedValue:
-            if isinstance(operand, Constant):
-                return WalkedValue(jax.typeof(operand.value), constant=operand)
-            assert isinstance(operand, int), "a trace has no slices"
-            return values[operand]
-
-        noted: dict[Step, _Noted] = {}
-        moves: dict[Step, ContextMove] = {}
-        for step in flat.steps:
-            operands = [value(each) for each in step.inputs]
-            if step.equation is None:
-                # It gives a value another number.
-                noted[step], values[step.outputs[0]] = _Noted(), operands[0]
-                continue
-            if step.equation.primitive is RESHARD:
-                top, moves[step] = self._moved(step, operands[0])
-                values[step.outputs[0]] = WalkedValue(operands[0].shape, top)
-                continue
-            noted[step], results = self._followed(step, step.equation, operands)
-            values.update(zip(step.outputs, results, strict=True))
+        walked = self.walk(lies)
+        noted = {step: each for step, each in walked.items() if step not in self._moves}
         given = []
-        for operands in (traced.sent, traced.returned):
+        for operands in (self.traced.sent, self.traced.returned):
             numbers = dict.fromkeys(n for n in operands if isinstance(n, int))
-            last = [values[n] for n in numbers if values[n].top.hdim == PARTIAL]
+            last = [self.values[n] for n in numbers if self.values[n].top.hdim == PARTIAL]
             given.append(float(sum(each.summand_bytes for each in last)))
-        lying = {n: self._share(v.top, v.shape.shape) for n, v in values.items()}
-        taken = _whole_but_taken(noted, values)
+        lying = {n: self._share(v.top, v.shape.shape) for n, v in self.values.items()}
+        taken = _whole_but_taken(noted, self.values)
         return ContextTrace(
             self._count,
             {step: self._amounts(step, each, taken) for step, each in noted.items()},
-            moves,
+            self._moves,
             {step: each.exchanged for step, each in noted.items() if each.exchanged},
             given,
             {**lying, **taken},
             {step: each.block_bytes for step, each in noted.items() if each.block_bytes},
         )
 
-    def _followed(
-        self, step: Step, equation: _compat.JaxprEqn, operands: Sequence[WalkedValue]
-    ) -> tuple[_Noted, list[WalkedValue]]:
-        """What is noted of a step, and what it makes."""
-        tops = tuple(each.top for each in operands)
-        key = id(equation), tops
-        is_sum = any(top.hdim == PARTIAL for top in tops)
-        if not is_sum and key in self._known:
-            noted, made = self._known[key]
-            avals = (self._traced.flat.avals[number] for number in step.outputs)
-            return noted, [WalkedValue(*pair) for pair in zip(avals, made, strict=True)]
-        self._noted, self._equation = _Noted(), equation
-        results = self._walk.follow(equation, operands)
-        if not is_sum:
-            self._known[key] = self._noted, tuple(each.top for each in results)
-        return self._noted, results
+    def nothing_noted(self) -> _Noted:
+        return _Noted()
 
-    def _moved(self, step: Step, operand: WalkedValue) -> tuple[TopTier, ContextMove]:
+    def follow(
+        self, equation: _compat.JaxprEqn, operands: Sequence[WalkedValue]
+    ) -> list[WalkedValue]:
+        self._equation = equation
+        return super().follow(equation, operands)
+
+    def wanted(self, resharding: Resharding, shape: Sequence[int]) -> TopTier:
+        return top_tier_of(resharding.annotation(0), shape)
+
+    def note_move(self, step: Step, operand: WalkedValue, top: TopTier) -> None:
         assert step.equation is not None
         resharding: Resharding = step.equation.params["resharding"]
-        shape = operand.shape.shape
-        if resharding.is_reverse:
-            before = self._origins[resharding.number]
-            top = WHOLE if before.hdim == PARTIAL else before
-        else:
-            self._origins[resharding.number] = operand.top
-            top = top_tier_of(resharding.annotation(0), shape)
-        (value,) = step.values()
+        shape = operand.shape
         messages = _messages(
-            self._union, operand.top, top, tuple(shape), operand.shape.dtype.itemsize
+            self._union, operand.top, top, tuple(shape.shape), shape.dtype.itemsize
         )
-        return top, ContextMove(value, step.outputs[0], messages, resharding.is_early)
+        (value,) = step.values()
+        self._moves[step] = ContextMove(value, step.outputs[0], messages, resharding.is_early)
 
-    def _note_exchange(self, equation: _compat.JaxprEqn, size: float, times: int) -> None:
-        self._noted.exchanged += times * size
+    def note_exchange(self, equation: _compat.JaxprEqn, size: float, times: int) -> None:
+        self.noted.exchanged += times * size
 
-    def _note_equation(self, walked: WalkedEquation) -> None:
+    def note_equation(self, walked: WalkedEquation) -> None:
         if walked.is_in_body:
             return
         shares = [self._share(each.top, each.shape.shape) for each in walked.operands]
@@ -233,7 +198,7 @@ class _ContextWalk:
             for place, operand in enumerate(walked.operands):
                 if operand.top == WHOLE:
                     took = shares[place] if place in walked.taken else None
-                    self._noted.taken[place] = took
+                    self.noted.taken[place] = took
         located: tuple[Mapping[int, tuple[int, int]], ...] = ()
         if is_block(walked.equation):
             signature = signature_of(walked.equation)
@@ -242,7 +207,7 @@ class _ContextWalk:
             located = shares_passed(walked.equation, signature, tops).located
         shapes = [*(each.shape for each in walked.operands), *(v.shape for v in walked.results)]
         sizes = [float(num_bytes(each)) for each in shapes]
-        self._noted.parts.append(_Part(walked.equation, sizes, [*shares, *made], located))
+        self.noted.parts.append(_Part(walked.equation, sizes, [*shares, *made], located))
 
     def _amounts(self, step: Step, noted: _Noted, taken: Mapping[int, Shares]) -> Amounts:
         """What members compute of a step."""

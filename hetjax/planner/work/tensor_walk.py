@@ -17,14 +17,15 @@ import numpy as np
 
 from hetjax import _compat
 from hetjax.pipeline.program.costs import equation_cost
-from hetjax.pipeline.program.traced_program import Constant, Operand, Step, num_bytes
+from hetjax.pipeline.program.traced_program import Step, num_bytes
 from hetjax.pipeline.stages.traced_stage import TracedStage
-from hetjax.planner.work.example_shares import ExampleWalk, WalkedEquation, WalkedValue
+from hetjax.planner.work.example_shares import WalkedEquation, WalkedValue
+from hetjax.planner.work.trace_walk import TraceWalk
 from hetjax.sharding.annotation.annotation import PARTIAL, axes_of, entries_of
 from hetjax.sharding.annotation.rules import TENSOR
 from hetjax.sharding.context.block_work import is_block
 from hetjax.sharding.context.ring_attention import HEADS
-from hetjax.sharding.deduction.reshard import RESHARD, Resharding
+from hetjax.sharding.deduction.reshard import Resharding
 from hetjax.sharding.deduction.top_tier import WHOLE, TopTier
 
 
@@ -105,74 +106,37 @@ def _evenly(dimension: int, shape: Sequence[int], devices: int) -> TopTier:
     return TopTier(dimension, (shape[dimension] // devices,) * devices)
 
 
-class _TensorWalk:
+class _TensorWalk(TraceWalk["_StepParts"]):
     def __init__(self, traced: TracedStage, place: int, devices: int):
-        self._traced, self._place, self._devices = traced, place, devices
-        self._walk = ExampleWalk(self._note_exchange, self._note_equation)
-        self._origins: dict[int, TopTier] = {}
-        self._noted = _StepParts()
-        # Blocks that are alike have the same equations.
-        self._known: dict[object, tuple[_StepParts, tuple[TopTier, ...]]] = {}
+        super().__init__(traced)
+        self._place, self._devices = place, devices
 
     def found(self, lies: Mapping[int, TopTier]) -> TensorTrace:
-        flat = self._traced.flat
-        values = {n: WalkedValue(flat.avals[n], lies.get(n, WHOLE)) for n in flat.inputs}
-        computed: dict[Step, StepShares] = {}
-        exchanged: dict[int, float] = {}
+        noted = self.walk(lies)
+        return TensorTrace(
+            self._devices,
+            {number: self._share(each.top) for number, each in self.values.items()},
+            {step: each.shares for step, each in noted.items() if step.equation is not None},
+            {step.outputs[0]: each.exchanged for step, each in noted.items() if each.exchanged},
+        )
 
-        def value(operand: Operand) -> WalkedValue:
-            if isinstance(operand, Constant):
-                return WalkedValue(jax.typeof(operand.value), constant=operand)
-            assert isinstance(operand, int), "a trace has no slices"
-            return values[operand]
+    def nothing_noted(self) -> _StepParts:
+        return _StepParts()
 
-        for step in flat.steps:
-            operands = [value(each) for each in step.inputs]
-            if step.equation is None:
-                # It gives a value another number.
-                values[step.outputs[0]] = operands[0]
-                continue
-            noted, results = self._followed(step, step.equation, operands)
-            values.update(zip(step.outputs, results, strict=True))
-            computed[step] = noted.shares
-            if noted.exchanged:
-                exchanged[step.outputs[0]] = noted.exchanged
-        shares = {number: self._share(each.top) for number, each in values.items()}
-        return TensorTrace(self._devices, shares, computed, exchanged)
+    def follow(
+        self, equation: _compat.JaxprEqn, operands: Sequence[WalkedValue]
+    ) -> list[WalkedValue]:
+        if is_block(equation):
+            return self._block(equation, operands)
+        return super().follow(equation, operands)
 
-    def _followed(
-        self, step: Step, equation: _compat.JaxprEqn, operands: Sequence[WalkedValue]
-    ) -> tuple[_StepParts, list[WalkedValue]]:
-        """What is noted of a step, and what it makes."""
-        tops = tuple(each.top for each in operands)
-        is_known = equation.primitive is not RESHARD and all(t.hdim != PARTIAL for t in tops)
-        key = id(equation), tops
-        if is_known and key in self._known:
-            noted, made = self._known[key]
-            avals = (self._traced.flat.avals[number] for number in step.outputs)
-            return noted, [WalkedValue(*pair) for pair in zip(avals, made, strict=True)]
-        self._noted = _StepParts()
-        if equation.primitive is RESHARD:
-            results = [self._moved(equation.params["resharding"], operands[0])]
-        elif is_block(equation):
-            results = self._block(equation, operands)
-        else:
-            results = self._walk.follow(equation, operands)
-        if is_known:
-            self._known[key] = self._noted, tuple(each.top for each in results)
-        return self._noted, results
+    def wanted(self, resharding: Resharding, shape: Sequence[int]) -> TopTier:
+        group = resharding.annotation(0).subgroups[self._place]
+        return divided_evenly(tuple(group.spec), shape, self._devices)
 
-    def _moved(self, resharding: Resharding, operand: WalkedValue) -> WalkedValue:
-        if resharding.is_reverse:
-            before = self._origins[resharding.number]
-            top = WHOLE if before.hdim == PARTIAL else before
-        else:
-            self._origins[resharding.number] = operand.top
-            group = resharding.annotation(0).subgroups[self._place]
-            top = divided_evenly(tuple(group.spec), operand.shape.shape, self._devices)
+    def note_move(self, step: Step, operand: WalkedValue, top: TopTier) -> None:
         if top != operand.top:
             self._bring_together(operand)
-        return WalkedValue(operand.shape, top)
 
     def _block(
         self, equation: _compat.JaxprEqn, operands: Sequence[WalkedValue]
@@ -183,7 +147,7 @@ class _TensorWalk:
             if operand.top.hdim != HEADS or not is_divided:
                 self._bring_together(operand)
         part = 1 / self._devices if is_divided else 1.0
-        self._noted.add(1.0, 1.0, part, part)
+        self.noted.add(1.0, 1.0, part, part)
         shapes: list[Any] = [variable.aval for variable in equation.outvars]
         tops = [_evenly(HEADS, s.shape, self._devices) if is_divided else WHOLE for s in shapes]
         return [WalkedValue(*pair) for pair in zip(shapes, tops, strict=True)]
@@ -193,13 +157,13 @@ class _TensorWalk:
         if value.top == WHOLE:
             return
         is_sum = value.top.hdim == PARTIAL
-        self._noted.exchanged += value.summand_bytes if is_sum else num_bytes(value.shape)
+        self.noted.exchanged += value.summand_bytes if is_sum else num_bytes(value.shape)
         value.top = WHOLE
 
-    def _note_exchange(self, equation: _compat.JaxprEqn, size: float, times: int) -> None:
-        self._noted.exchanged += times * size
+    def note_exchange(self, equation: _compat.JaxprEqn, size: float, times: int) -> None:
+        self.noted.exchanged += times * size
 
-    def _note_equation(self, walked: WalkedEquation) -> None:
+    def note_equation(self, walked: WalkedEquation) -> None:
         if walked.is_in_body:
             return
         shares = [self._share(each.top) for each in walked.operands]
@@ -209,7 +173,7 @@ class _TensorWalk:
         sizes = [float(num_bytes(v.shape)) for v in (*walked.operands, *walked.results)]
         cost = equation_cost(walked.equation)
         moved = float(np.average(shares, weights=sizes)) if sum(sizes) else 1.0
-        self._noted.add(cost.matmul_flops, cost.bytes, min(shares, default=1.0), moved)
+        self.noted.add(cost.matmul_flops, cost.bytes, min(shares, default=1.0), moved)
 
     def _share(self, top: TopTier) -> float:
         return 1 / self._devices if isinstance(top.hdim, int) else 1.0
