@@ -87,6 +87,7 @@ def test_what_is_the_same_of_every_token_is_not_put_in_order():
     [
         (lambda x, _: jnp.cumsum(x, axis=1), "cumsum"),
         (lambda x, _: jnp.flip(x, 1), "rev"),
+        (lambda x, _: jax.lax.approx_max_k(x, LENGTH, 1)[0], "approx_top_k"),
         (lambda x, _: jnp.sort(x, axis=1), "sort"),
         (lambda x, _: jnp.concatenate([x[:, 1:], x[:, :1]], axis=1), "concatenate"),
         (lambda x, _: x + jnp.concatenate([x[:, 1:], x[:, :1]], axis=1), "slice|concatenate"),
@@ -113,6 +114,46 @@ def test_what_is_the_same_of_every_token_is_not_put_in_order():
 def test_what_goes_along_the_tokens_is_refused_by_name_and_line(inner: Any, name: str):
     with pytest.raises(InputError, match=rf"loss: ({name}) at .*test_sequence.py:\d+ .*them"):
         token_dimensions(program_of(inner))
+
+
+def test_what_has_no_rule_is_named_as_such():
+    with pytest.raises(InputError, match=r"approx_top_k at .* has no sharding rule, so it goes"):
+        token_dimensions(program_of(lambda x, _: jax.lax.approx_max_k(x, LENGTH, 1)[0]))
+
+
+def test_tokens_that_are_made_of_several_frames_are_refused_by_line():
+    def loss(w: jax.Array, frames: jax.Array) -> jax.Array:
+        tokens = frames.reshape(frames.shape[0], LENGTH, -1) @ w
+        return jnp.mean(attend(tokens) ** 2)
+
+    frames = np.ones((2, 2 * LENGTH, WIDTH), np.float32)
+    program = trace(loss, np.ones((2 * WIDTH, WIDTH), np.float32), frames)
+    with pytest.raises(InputError, match=r"reshape at .* makes one of several of them"):
+        token_dimensions(program)
+
+
+def rotated_in_pairs(x: jax.Array) -> jax.Array:
+    """Rotary positions of neighbours, which are put side by side again."""
+    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * jnp.ones(x.shape[2] // 2)
+    even, odd, cosine, sine = x[..., ::2], x[..., 1::2], jnp.cos(angles), jnp.sin(angles)
+    pairs = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], -1)
+    return pairs.reshape(x.shape)
+
+
+def rotated_as_complex(x: jax.Array) -> jax.Array:
+    """The same by complex numbers."""
+    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * jnp.ones(x.shape[2] // 2)
+    turned = jax.lax.complex(x[..., ::2], x[..., 1::2])
+    turned *= jax.lax.complex(jnp.cos(angles), jnp.sin(angles))
+    return jnp.stack([turned.real, turned.imag], -1).reshape(x.shape)
+
+
+@pytest.mark.parametrize("rotated", [rotated_in_pairs, rotated_as_complex])
+def test_tokens_are_followed_through_positions_that_rotate_neighbours(rotated: Any):
+    program = program_of(lambda x, _: rotated(x))
+    found = token_dimensions(program)
+    stack = next(step for step in program.steps if step.name == "stack")
+    assert found.values[stack.outputs[0]] == 1
 
 
 def test_a_model_without_attention_is_refused():

@@ -169,7 +169,7 @@ def test_a_union_trains_by_the_host_carrier_alone_and_its_killed_member_is_named
 def test_links_are_measured_once_and_messages_go_by_what_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    # What is too slow to be measured in time is left out, as everything is on a machine that is busy.
+    # What there is no time for is left out, as everything may be on a machine that is busy.
     monkeypatch.setattr(ray_carriers, "MEASURING_SECONDS", 60.0)
     plan = make_plan()
     with make_trainer("ray", plan) as trainer:

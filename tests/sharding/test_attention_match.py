@@ -54,6 +54,17 @@ def one_head(q: Any, k: Any, v: Any) -> jax.Array:
     return weights / jnp.sum(weights, axis=-1, keepdims=True) @ v
 
 
+def masked(of_scores: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]) -> Any:
+    """Attention whose scores are masked by a function of them, and of queries' and keys' places."""
+
+    def attend(q: Any, k: Any, v: Any) -> jax.Array:
+        scores, place = jnp.einsum("bqhd,bkhd->bhqk", q, k), jnp.arange(q.shape[1])
+        weights = jax.nn.softmax(of_scores(scores, place[:, None], place))
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    return attend
+
+
 def packed(q: Any, k: Any, v: Any) -> jax.Array:
     same = SEGMENTS[:, None, :, None] == SEGMENTS[:, None, None, :]
     return plain(q, k, v, mask=same, is_causal=True)
@@ -82,6 +93,18 @@ FOUND: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "by hand": (by_hand, [Q, Q, Q]),
     "by hand, infinite": (lambda q, k, v: by_hand(q, k, v, hidden=-jnp.inf), [Q, Q, Q]),
     "by hand, added": (lambda q, k, v: by_hand(q, k, v, adds=True), [Q, Q, Q]),
+    "later hidden": (masked(lambda s, i, j: jnp.where(j > i, -jnp.inf, s)), [Q, Q, Q]),
+    "not later": (masked(lambda s, i, j: jnp.where(~(j > i), s, -1e9)), [Q, Q, Q]),
+    "near": (masked(lambda s, i, j: jnp.where(jnp.abs(i - j) <= 1, s, -1e9)), [Q, Q, Q]),
+    "far hidden": (masked(lambda s, i, j: jnp.where(jnp.abs(j - i) > 2, -1e9, s)), [Q, Q, Q]),
+    "near, of any": (masked(lambda s, i, j: jnp.where(jnp.abs(i - j) < 9, s, -1e9)), [Q, Q, Q]),
+    "outside hidden": (
+        masked(lambda s, i, j: jnp.where((j > i) | (j < i - 1), -1e9, s)),
+        [Q, Q, Q],
+    ),
+    "taken away": (masked(lambda s, i, j: s - jnp.where(j > i, 1e9, 0.0)), [Q, Q, Q]),
+    "scaled when hidden": (masked(lambda s, i, j: jnp.where(j > i, -1e4, s) / 16), [Q, Q, Q]),
+    "shifted": (masked(lambda s, i, j: jnp.where(j > i, -1e9, s + 3.0)), [Q, Q, Q]),
     "heads first": (heads_first, [Q, Q, Q]),
     "one head": (one_head, [Q[0, :, 0], K[0, :, 0], V[0, :, 0]]),
     "vmap": (jax.vmap(one_head), [Q[:, :, 0], K[:, :, 0], V[:, :, 0]]),
@@ -133,6 +156,26 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "dropout": (dropping, "attention dropout"),
     "cap": (capped, "tanh is between the scores and the softmax"),
+    "hidden and scaled": (
+        masked(lambda s, i, j: jnp.where(j <= i, s, -1e4) / 1e3),
+        "what is hidden -10 beside the scores",
+    ),
+    "hidden and turned": (
+        masked(lambda s, i, j: jnp.where(j <= i, s, -1e9) * -1.0),
+        r"what is hidden 1e\+09 beside the scores",
+    ),
+    "shifted lower": (
+        masked(lambda s, i, j: jnp.where(j <= i, s - 2e4, -1e4)),
+        "its mask is not full",
+    ),
+    "taken away": (
+        masked(lambda s, i, j: s - jnp.where(j <= i, 0.0, -1e9)),
+        "its mask is added",
+    ),
+    "far": (
+        masked(lambda s, i, j: jnp.where(jnp.abs(i - j) > 1, s, -1e9)),
+        "its mask is not full",
+    ),
     "blind": (blind, "queries that its mask lets see nothing"),
 }
 

@@ -190,6 +190,10 @@ def group(devices=(0, 1), tokens=(3, 1), heads=((0, 3), (3, 4))) -> ContextGroup
             r"groups\[0\].heads: no device has each of heads 2 to 4 and head 8 of 9",
         ),
         (
+            lambda: ContextSplit(4, 10**15, 1, (group(),)),
+            r"groups\[0\].heads: no device has each of heads 4 to 999999999999999 of 10{15}:",
+        ),
+        (
             lambda: ContextSplit(4, 4, 2, (group(heads=((0, 3), (2, 4))),)),
             r"groups\[0\].heads: head 2 is given twice",
         ),

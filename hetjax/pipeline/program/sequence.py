@@ -7,6 +7,7 @@ else a model does with tokens it does with each alone, or it is refused by name.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -279,8 +280,11 @@ class _TokenWalk:
         operands: Sequence[Labels],
         results: Sequence[Labels],
         name: int,
-    ) -> list[tuple[Any, int, _Equation | None]]:
+    ) -> list[tuple[Any, int, _Equation | None]] | InputError:
         """All that an equation divides as one label, of operands and results."""
+        divided = [label for label in itertools.chain(*operands, *results) if label is not None]
+        if any(label.name == name and label.scale != 1 for label in divided):
+            return self._problem(each, "makes one of several of them, or several of one")
         found: list[tuple[Any, int, _Equation | None]] = []
         for place, labels in enumerate(operands):
             for dimension in _places(name, labels):
@@ -299,6 +303,8 @@ class _TokenWalk:
         if each is not None:
             name = each.name
             line = f" at {each.line}"
+            is_known = each.equation is None or signature_of(each.equation) is not None
+            what = what if is_known else f"has no sharding rule, so it {what}"
         return InputError(
             f"loss: {name}{line} {what}: the tokens of a sequence whose context members share are "
             f"in another order; allowed: what treats each token alone, attentions, and sums"

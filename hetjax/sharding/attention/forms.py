@@ -40,6 +40,17 @@ class Counting:
 
 
 @dataclass(frozen=True)
+class Distance:
+    """How far a sum of indices is from 0.
+
+    Args:
+        of: the sum.
+    """
+
+    of: Counting
+
+
+@dataclass(frozen=True)
 class Data:
     """Some array, repeated along dimensions that it has not.
 
@@ -96,7 +107,7 @@ class Region:
     outside: Any
 
 
-Form = Uniform | Counting | Data | Region
+Form = Uniform | Counting | Distance | Data | Region
 
 _LARGEST_CONSTANT = 2**26
 
@@ -120,12 +131,15 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "lt": np.less,
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
+    "abs": np.abs,
     "select_n": lambda which, *cases: cases[int(which)],
     "stop_gradient": lambda x: x,
     "copy": lambda x: x,
 }
 
 _ORDERS = frozenset({"eq", "ne", "ge", "gt", "le", "lt"})
+_SWAPPED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}
+_REVERSED = {"ge": "lt", "gt": "le"}
 
 
 def form_of_constant(array: Any) -> Form | None:
@@ -171,6 +185,10 @@ def moved(form: Form | None, places: Mapping[int, int | None]) -> Form | None:
         case Counting():
             factors = ((places[d], f) for d, f in form.factors)
             return Counting(tuple((d, f) for d, f in factors if d is not None), form.constant)
+        case Distance():
+            of = moved(form.of, places)
+            assert isinstance(of, Counting)
+            return Distance(of)
         case Data():
             return replace(form, dims=tuple(None if d is None else places[d] for d in form.dims))
         case Region():
@@ -178,6 +196,20 @@ def moved(form: Form | None, places: Mapping[int, int | None]) -> Form | None:
             kept = frozenset(each for each in found if each is not None)
             return replace(form, conditions=kept) if len(kept) == len(found) else None
     return form
+
+
+def reversed_region(region: Region) -> Region | None:
+    """The same numbers, told by where the condition does not hold; None where it is not one `Near`.
+
+    Args:
+        region: the region.
+    """
+    match [*region.conditions]:
+        case [Near(first, second, most)]:
+            # Whole numbers that are not at most so much larger are smaller by more.
+            there = frozenset({Near(second, first, -most - 1)})
+            return Region(there, region.outside, region.inside)
+    return None
 
 
 def _moved_condition(condition: Near | Same, places: Mapping[int, Any]) -> Near | Same | None:
@@ -212,6 +244,10 @@ def computed(
     if all(isinstance(each, Uniform | Counting) for each in operands):
         return _counted(name, operands, shape)
     first, second = (*operands, None, None)[:2]
+    if isinstance(first, Distance) and isinstance(second, Uniform):
+        return _within(name, first.of, second.value, shape)
+    if isinstance(first, Uniform) and isinstance(second, Distance):
+        return _within(_SWAPPED.get(name, name), second.of, first.value, shape)
     if name in ("eq", "ne") and isinstance(first, Data) and isinstance(second, Data):
         alike = name == "eq"
         return Region(frozenset({Same(first, second)}), np.bool_(alike), np.bool_(not alike))
@@ -252,12 +288,29 @@ def _by_regions(operation: Callable[..., Any], operands: Sequence[Any]) -> Form 
     if len(regions) == 1:
         return Region(regions[0].conditions, *values)
     both, first, second, neither = values
-    if first == second == neither:
-        return Region(regions[0].conditions | regions[1].conditions, both, neither)
     if both == first and second == neither:
         return Region(regions[0].conditions, both, neither)
     if both == second and first == neither:
         return Region(regions[1].conditions, both, neither)
+    return _where_two_hold(regions, values)
+
+
+def _where_two_hold(regions: Sequence[Region], values: Sequence[Any]) -> Region | None:
+    """A number where two regions' conditions hold, or do not, beside another elsewhere.
+
+    Args:
+        regions: both regions.
+        values: the number where both hold, where the first alone, the second alone, and neither.
+    """
+    for place, holds in enumerate(itertools.product((True, False), repeat=2)):
+        others = [*values[:place], *values[place + 1 :]]
+        sides = [
+            each if holding else reversed_region(each)
+            for each, holding in zip(regions, holds, strict=True)
+        ]
+        if all(other == others[0] for other in others) and None not in sides:
+            conditions = frozenset[Near | Same]().union(*(s.conditions for s in sides if s))
+            return Region(conditions, values[place], others[0])
     return None
 
 
@@ -271,6 +324,8 @@ def _counted(name: str, operands: Sequence[Any], shape: Sequence[int]) -> Form |
     match name:
         case "copy" | "stop_gradient":
             return operands[0]
+        case "abs":
+            return Distance(operands[0])
         case "neg":
             return _sum(({}, 0.0), sides[0], -1)
         case "add":
@@ -284,6 +339,24 @@ def _counted(name: str, operands: Sequence[Any], shape: Sequence[int]) -> Form |
     return _ordered(name, difference, shape)
 
 
+def _within(name: str, of: Counting, most: Any, shape: Sequence[int]) -> Region | None:
+    """Where a sum of indices is at most so far from 0, or farther."""
+    order = _REVERSED.get(name, name)
+    if order not in ("le", "lt"):
+        return None
+    limit, itself = ({}, float(most)), (dict(of.factors), of.constant)
+    above, below = _sum(itself, limit, -1), _sum(({}, -float(most)), itself, -1)
+    conditions = frozenset[Near | Same]()
+    for side in (above, below):
+        found = _ordered(order, side, shape)
+        if isinstance(found, Region):
+            conditions |= found.conditions
+        elif found is None or not found.value:
+            return None
+    holds = np.bool_(order == name)
+    return Region(conditions, holds, ~holds)
+
+
 def _sum(first: Any, second: Any, sign: int) -> Counting:
     factors = dict(first[0])
     for dim, factor in second[0].items():
@@ -292,7 +365,7 @@ def _sum(first: Any, second: Any, sign: int) -> Counting:
     return Counting(kept, first[1] + sign * second[1])
 
 
-def _ordered(name: str, difference: Counting, shape: Sequence[int]) -> Form | None:
+def _ordered(name: str, difference: Counting, shape: Sequence[int]) -> Uniform | Region | None:
     """Where a difference of indices is at least, or at most, 0."""
     ends = [(0, factor * (shape[dim] - 1)) for dim, factor in difference.factors]
     low, high = (difference.constant + sum(pick(end) for end in ends) for pick in (min, max))

@@ -13,13 +13,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetjax import _compat
-from hetjax.sharding.attention.forms import Data, Form, Near, Region, Same, Uniform, moved
+from hetjax.sharding.attention.forms import (
+    Data,
+    Form,
+    Near,
+    Region,
+    Same,
+    Uniform,
+    moved,
+    reversed_region,
+)
 
 Dims = tuple[tuple[int, ...], ...]
 """For each dimension which of the first product's dimensions it is made of, of those above 1."""
 
 HIDING = -1e4
-"""Scores from here down are taken to be hidden: their exponentials are 0 beside others'."""
+"""What is put in the place of scores, or added to them, hides them from here down."""
+
+HIDDEN = -300.0
+"""What hides scores must still be so low at the softmax, however they are scaled in between: only
+then the exponentials are 0 beside others'."""
 
 OF_MASK = "its mask is not full, causal, a window, or segments"
 OF_WEIGHTS = "its weights are dropped (attention dropout), or changed in another way"
@@ -34,6 +47,8 @@ class Scores:
         sizes: sizes of the product's dimensions.
         dims: which of them the value's are.
         scale: what they were multiplied by.
+        shift: what was added to all of them.
+        hidden: how high those are at most that are not seen, beside what was added to all.
         conditions: who sees whom, by the product's dimensions.
         varying: dimensions along which what was added to them varies.
         exponentials: the variable that their exponentials are, once these are taken.
@@ -45,6 +60,8 @@ class Scores:
     sizes: tuple[int, ...]
     dims: Dims
     scale: float = 1.0
+    shift: float = 0.0
+    hidden: float = -math.inf
     conditions: frozenset[Near | Same] = frozenset()
     varying: frozenset[int] = frozenset()
     exponentials: Any = None
@@ -146,13 +163,20 @@ def combined(
     if name == "select_n":
         return _selected(scores, place, others)
     if name in ("mul", "div") and isinstance(rest[0], Uniform) and (name, place) != ("div", 1):
-        factor = float(rest[0].value)
-        return replace(scores, scale=scores.scale * (factor if name == "mul" else 1 / factor))
+        value = float(rest[0].value)
+        return _scaled(scores, value if name == "mul" else 1 / value) if value else None
     if name == "add" or (name == "sub" and place == 0):
-        return _shifted(scores, rest[0])
+        return _shifted(scores, rest[0], 1 if name == "add" else -1)
     if name == "exp":
-        return replace(scores, exponentials=equation.outvars[0])
+        found = replace(scores, exponentials=equation.outvars[0])
+        told = f"its mask leaves what is hidden {scores.hidden:g} beside the scores"
+        return found if scores.hidden <= HIDDEN else found.refused(told)
     return scores.refused(f"{name} is between the scores and the softmax")
+
+
+def _scaled(scores: Scores, factor: float) -> Scores:
+    hidden = scores.hidden * factor if scores.conditions else scores.hidden
+    return replace(scores, scale=scores.scale * factor, shift=scores.shift * factor, hidden=hidden)
 
 
 def _normalised(scores: Scores, total: Total) -> Scores | None:
@@ -174,19 +198,23 @@ def _selected(scores: Scores, place: int, operands: Sequence[Followed]) -> Score
     other = operands[3 - place]
     if isinstance(which, Uniform):
         return scores if int(which.value) == place - 1 else scores.refused(OF_MASK)
-    hides = isinstance(other, Uniform) and float(other.value) <= HIDING
-    if isinstance(which, Region) and hides and int(which.inside) == place - 1:
-        return _seeing(scores, which)
+    if isinstance(which, Region) and isinstance(other, Uniform):
+        seen = which if int(which.inside) == place - 1 else reversed_region(which)
+        hidden = float(other.value) - scores.shift
+        if seen is not None and hidden <= HIDING:
+            return _seeing(scores, seen, hidden)
     return scores.refused(OF_MASK)
 
 
-def _shifted(scores: Scores, other: Followed) -> Scores:
-    """Scores with something added to them, or taken away."""
+def _shifted(scores: Scores, other: Followed, sign: int) -> Scores:
+    """Scores with something added to them, or, by the sign, taken away."""
     match other:
         case Uniform():
-            return scores
-        case Region() if other.inside == 0 and float(other.outside) <= HIDING:
-            return _seeing(scores, other)
+            return replace(scores, shift=scores.shift + sign * float(other.value))
+        case Region():
+            seen = other if other.inside == 0 else reversed_region(other)
+            if seen is not None and seen.inside == 0 and sign * float(seen.outside) <= HIDING:
+                return _seeing(scores, seen, sign * float(seen.outside))
         case Data():
             along = {dim for dim in other.dims if dim is not None}
             atoms = itertools.chain(*(scores.dims[dim] for dim in along))
@@ -194,8 +222,8 @@ def _shifted(scores: Scores, other: Followed) -> Scores:
     return scores.refused("its mask is added, and is not full, causal, a window, or segments")
 
 
-def _seeing(scores: Scores, region: Region) -> Scores:
-    """Scores of which those inside a region alone are seen."""
+def _seeing(scores: Scores, region: Region, hidden: float) -> Scores:
+    """Scores of which those inside a region alone are seen; how high the others are at most."""
     names: dict[int, int | None] = {}
     for condition in region.conditions:
         for dim in _dims_of(condition):
@@ -206,7 +234,11 @@ def _seeing(scores: Scores, region: Region) -> Scores:
     found = moved(region, names)
     if not isinstance(found, Region):
         return scores.refused(OF_MASK)
-    return replace(scores, conditions=scores.conditions | found.conditions)
+    return replace(
+        scores,
+        conditions=scores.conditions | found.conditions,
+        hidden=max(scores.hidden, hidden),
+    )
 
 
 def _dims_of(condition: Near | Same) -> Iterator[int]:

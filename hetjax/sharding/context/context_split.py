@@ -7,8 +7,7 @@ the order of the ring.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetjax.errors import InputError
@@ -212,23 +211,22 @@ def _check_heads(group: ContextGroup, number: int, query_heads: int) -> None:
             f"{query_heads} heads, from 0 to {query_heads - 1}"
         )
     if covered < query_heads:
-        missing = sorted(set(range(query_heads)) - set(_covered(group)))
-        told = " and ".join(_named(*run) for run in _runs(missing))
+        told = " and ".join(_named(*gap) for gap in _gaps(group, query_heads))
         raise InputError(
             f"groups[{number}].heads: no device has {told} of {query_heads}: in each group, every "
             "head has one device"
         )
 
 
-def _covered(group: ContextGroup) -> list[int]:
-    return [head for heads in group.heads for head in range(*heads)]
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as runs of neighbours."""
-    grouped = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    runs = [[number for _, number in run] for _, run in grouped]
-    return [(run[0], run[-1] + 1) for run in runs]
+def _gaps(group: ContextGroup, query_heads: int) -> Iterator[tuple[int, int]]:
+    """Runs of heads that no device of a group has."""
+    covered = 0
+    for start, stop in sorted(each for each in group.heads if each[0] < each[1]):
+        if start > covered:
+            yield covered, start
+        covered = max(covered, stop)
+    if covered < query_heads:
+        yield covered, query_heads
 
 
 def _named(start: int, stop: int) -> str:

@@ -180,6 +180,31 @@ def along_rule(parameter: str, *, linear: bool = False) -> Rule:
     return rule
 
 
+def stack_rule(equation: _compat.JaxprEqn) -> Signature:
+    """Operands come to lie behind each other along a new dimension, which may not be divided."""
+    shapes = shapes_of(equation.invars)
+    operand, axis = _numbered(len(shapes[0])), equation.params["axis"]
+    result = (*operand[:axis], None, *operand[axis:])
+    return Signature((operand,) * len(shapes), (result,), linear=(frozenset(range(len(shapes))),))
+
+
+def unstack_rule(equation: _compat.JaxprEqn) -> Signature:
+    """What lies behind each other along a dimension, which goes, becomes results of their own."""
+    shapes = shapes_of(equation.outvars)
+    result, axis = _numbered(len(shapes[0])), equation.params["axis"]
+    operand = (*result[:axis], None, *result[axis:])
+    return Signature((operand,), (result,) * len(shapes), linear=(frozenset({0}),))
+
+
+def fft_rule(equation: _compat.JaxprEqn) -> Signature:
+    """The last dimensions are transformed; those before are independent."""
+    (shape,) = shapes_of(equation.invars)
+    count = len(equation.params["fft_lengths"])
+    kept = len(shape) - count
+    labels = (*_numbered(kept), *[None] * count)
+    return Signature((labels,), (labels,), linear=(frozenset({0}),))
+
+
 def top_k_rule(equation: _compat.JaxprEqn) -> Signature:
     """The dimension that is searched may not be divided."""
     (shape,) = shapes_of(equation.invars)

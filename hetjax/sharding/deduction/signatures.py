@@ -50,7 +50,7 @@ class Family(NamedTuple):
 
 _FIRST, _SECOND = frozenset({0}), frozenset({1})
 _UNARY = (
-    "abs acos acosh asin asinh atan atanh cbrt ceil clz cos cosh digamma erf "
+    "abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz cos cosh digamma erf "
     "erf_inv erfc exp exp2 expm1 floor integer_pow is_finite lgamma log log1p logistic not "
     "population_count reduce_precision round rsqrt sign sin sinh sqrt square tan tanh"
 )
@@ -64,7 +64,7 @@ _OTHERS = "all dimensions but the one that it goes along"
 FAMILIES: tuple[Family, ...] = (
     Family(tuple(f"{_UNARY} {_BINARY}".split()), rules.elementwise_rule(), _ELEMENTWISE),
     Family(
-        ("copy", "imag", "neg", "real", "stop_gradient"),
+        ("conj", "copy", "imag", "neg", "real", "stop_gradient"),
         rules.elementwise_rule(_FIRST),
         "every dimension",
         "the operand",
@@ -78,7 +78,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(("bitcast_convert_type",), rules.keys_rule, "every dimension that keeps its size"),
     Family(
-        ("add", "add_any", "sub"),
+        ("add", "add_any", "complex", "sub"),
         rules.elementwise_rule(_FIRST | _SECOND),
         _ELEMENTWISE,
         "both operands together; a whole one counts once",
@@ -156,6 +156,9 @@ FAMILIES: tuple[Family, ...] = (
         "all operands together",
     ),
     Family(("split",), rules.along_rule("axis", linear=True), _OTHERS, "the operand"),
+    Family(("stack",), rules.stack_rule, "dimensions of the operands", "all operands together"),
+    Family(("unstack",), rules.unstack_rule, "dimensions of the results", "the operand"),
+    Family(("fft",), rules.fft_rule, "dimensions that are not transformed", "the operand"),
     Family(("pad",), rules.pad_rule, "dimensions that keep their size", "the operand"),
     Family(("slice",), rules.slice_rule, "dimensions that are taken whole", "the operand"),
     Family(
