@@ -88,6 +88,7 @@ def test_what_is_the_same_of_every_token_is_not_put_in_order():
         (lambda x, _: jnp.cumsum(x, axis=1), "cumsum"),
         (lambda x, _: jnp.flip(x, 1), "rev"),
         (lambda x, _: jax.lax.approx_max_k(x, LENGTH, 1)[0], "approx_top_k"),
+        (lambda x, _: x + jnp.linalg.svd(x, compute_uv=False)[:, :1, None], "svd"),
         (lambda x, _: jnp.sort(x, axis=1), "sort"),
         (lambda x, _: jnp.concatenate([x[:, 1:], x[:, :1]], axis=1), "concatenate"),
         (lambda x, _: x + jnp.concatenate([x[:, 1:], x[:, :1]], axis=1), "slice|concatenate"),
@@ -117,8 +118,13 @@ def test_what_goes_along_the_tokens_is_refused_by_name_and_line(inner: Any, name
 
 
 def test_what_has_no_rule_is_named_as_such():
-    with pytest.raises(InputError, match=r"approx_top_k at .* has no sharding rule, so it goes"):
-        token_dimensions(program_of(lambda x, _: jax.lax.approx_max_k(x, LENGTH, 1)[0]))
+    def by_experts(x: jax.Array, parameters: Any) -> jax.Array:
+        sizes = jnp.array([2, LENGTH - 2], jnp.int32)
+        experts = jnp.ones((2, WIDTH, WIDTH), x.dtype)
+        return x + jax.lax.ragged_dot(x[0], experts, sizes)
+
+    with pytest.raises(InputError, match=r"ragged_dot\w* at .* has no sharding rule, so it goes"):
+        token_dimensions(program_of(by_experts))
 
 
 def test_tokens_that_are_made_of_several_frames_are_refused_by_line():

@@ -211,6 +211,12 @@ GOOD = jnp.ones((2, 5, 4, 8))
         ([GOOD.astype("int32")] * 3, {}, "q: dtype int32 is not allowed"),
         ([GOOD] * 3, {"window": -1}, "window: -1 is not allowed: a number from 0"),
         ([GOOD] * 3, {"window": (1, 2, 3)}, "window: "),
+        ([GOOD] * 3, {"window": True}, "window: True is not allowed: a number from 0"),
+        ([GOOD, None, GOOD], {}, "k: None is not allowed: an array"),
+        ([GOOD] * 3, {"causal": jnp.ones(5, bool)}, "causal: .* is not allowed: True or False"),
+        ([GOOD] * 3, {"scale": "a"}, "scale: 'a' is not allowed: a finite number, not traced"),
+        ([GOOD] * 3, {"scale": float("nan")}, "scale: nan is not allowed"),
+        ([GOOD] * 3, {"segment_ids": (jnp.ones((2, 5), int),) * 3}, "segment_ids: 3 arrays"),
         ([GOOD] * 3, {"segment_ids": jnp.ones((2, 4), int)}, "segment_ids: int32"),
         ([GOOD] * 3, {"segment_ids": jnp.ones((2, 5))}, "segment_ids: float32"),
     ],
@@ -218,6 +224,19 @@ GOOD = jnp.ones((2, 5, 4, 8))
 def test_what_does_not_fit_is_refused(arrays: Any, options: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message):
         hetjax.attention(*arrays, **options)
+
+
+def test_numbers_of_numpy_are_numbers_and_unknown_names_are_told():
+    q = normal(0, 1, 7, 2, 4)
+    found = hetjax.attention(
+        q, q, q, causal=np.bool_(True), window=np.int64(2), scale=np.float32(0.25)
+    )
+    expected = hetjax.attention(q, q, q, causal=True, window=2, scale=0.25)
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(TypeError, match="attention: casual is no argument of it"):
+        hetjax.attention(q, q, q, casual=True)
+    with pytest.raises(InputError, match=r"scale: .* is not allowed: a finite number, not traced"):
+        jax.jit(lambda scale: hetjax.attention(q, q, q, scale=scale))(0.5)
 
 
 def test_no_tokens_and_one_token():

@@ -12,6 +12,7 @@ from cases import examples, random_model
 from deducing import check, drawn, random_annotation, random_union, run
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from small_models import Model, make_batch
 
@@ -323,6 +324,34 @@ def test_sums_of_parts_go_through_linear_functions_alone(function, annotation):
         found, _ = run(function, [NUMBERS], [annotation], mend=True)
         expected = jax.jit(function)(NUMBERS)
     check(found, expected, tolerance=1e-6)
+
+
+def symmetric(x):
+    return x @ x.swapaxes(1, 2) + jnp.eye(3)
+
+
+@pytest.mark.parametrize("annotation", [HALVES, INSIDE], ids=["among submeshes", "inside one"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.linalg.cholesky(symmetric(x)),
+        lambda x: jnp.linalg.eigh(symmetric(x))[0],
+        lambda x: jnp.linalg.svd(x, compute_uv=False),
+        lambda x: jnp.abs(jnp.linalg.eigh(symmetric(x))[1]),
+        lambda x: jnp.abs(jnp.linalg.svd(x)[2]),
+        lambda x: jax.lax.linalg.lu(symmetric(x)),
+        lambda x: jax.scipy.linalg.solve_triangular(jnp.tril(symmetric(x)), x, lower=True),
+        lambda x: jax.lax.approx_max_k(x, 2, reduction_dimension=2)[0],
+        lambda x: jax.scipy.special.i0e(x) + jax.scipy.special.i1e(x),
+        lambda x: checkpoint_name(x, "x") + jnp.fft.irfft(jnp.fft.rfft(x), 3),
+        lambda x: jnp.stack(jnp.unstack(x, axis=2)[::-1], -1),
+    ],
+)
+def test_each_matrix_is_computed_by_itself(function, annotation):
+    matrices = jax.random.normal(jax.random.key(0), (4, 3, 3))
+    found, _ = run(function, [matrices], [annotation])
+    check(found, jax.jit(function)(matrices), tolerance=1e-5)
+    assert [each.annotation for each in found] == [annotation] * len(found)
 
 
 def test_a_function_that_is_called_often_brings_each_gradient_back():

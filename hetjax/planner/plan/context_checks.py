@@ -98,7 +98,7 @@ def check_context_for(stage: StagePlan, program: Program, where: str) -> None:
         spans = {attention.query_spans, attention.key_spans}
         if query.shape[:-2] != key.shape[:-2] or not (attention.mask.is_full or spans == {whole}):
             raise InputError(
-                f"{where}.shares.context is given, and the attention at "
-                f"{_compat.source_line(step.equation)} is not of a sequence to itself; allowed: "
-                f"queries and keys of the same tokens, with a mask by their own positions"
+                f"{where}.shares.context: members cannot share the tokens of the attention at "
+                f"{_compat.source_line(step.equation)}, which is not of a sequence to itself; "
+                f"allowed: queries and keys of the same tokens, with a mask by their own positions"
             )

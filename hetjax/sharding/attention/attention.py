@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hetjax.errors import InputError, shown
 from hetjax.sharding.attention.mask import Mask, Tokens, TokenSpan, positions_of
@@ -28,9 +30,9 @@ def attention(
     """Softmax attention, with grouped queries and the usual masks, in memory linear in the tokens.
 
     It is one equation of a traced program, with a backward equation that makes the probabilities
-    again from the log-sum-exp of the scores. It can be an ``attention_fn`` of
-    `flax.nnx.MultiHeadAttention`. Scores are summed in float32, or float64 for float64. Masks that
-    do not let a query see any key give it zeros.
+    again from the log-sum-exp of the scores; it has no second derivative. It can be an
+    ``attention_fn`` of `flax.nnx.MultiHeadAttention`. Scores are summed in float32, or float64 for
+    float64. Masks that do not let a query see any key give it zeros.
 
     Args:
         q: queries [batch..., tokens, query heads, head size].
@@ -53,6 +55,7 @@ def attention(
 
     Raises:
         InputError: shapes, dtypes or numbers do not fit, or what Flax passes cannot be taken.
+        TypeError: an argument has another name than these.
 
     Source: Vaswani et al., 2017, arXiv:1706.03762, eq. 1; grouped queries: Ainslie et al., 2023,
     arXiv:2305.13245, section 2.2; the computation: Dao et al., 2022, arXiv:2205.14135.
@@ -63,11 +66,14 @@ def attention(
         >>> attention(ones, ones[:, :, :2], ones[:, :, :2], causal=True).shape
         (2, 5, 4, 8)
     """
+    if unknown := flax.keys() - _OF_FLAX:
+        raise TypeError(f"attention: {min(unknown)} is no argument of it")
     is_causal, dtype = _of_flax(**flax)
-    q, k, v = (jnp.asarray(each, dtype) for each in (q, k, v))
+    q, k, v = (_array(name, each, dtype) for name, each in (("q", q), ("k", k), ("v", v)))
     _check_shapes(q, k, v)
     before, after = _window(window)
-    mask = Mask(before, 0 if causal or is_causal else after)
+    sees_none_after = _flag("causal", causal) or _flag("is_causal", is_causal)
+    mask = Mask(before, 0 if sees_none_after else after)
     spans = {length: (TokenSpan(0, length),) for length in (q.shape[-3], k.shape[-3])}
     positions = {} if mask.is_full else {n: positions_of(each) for n, each in spans.items()}
     segments = _segments(segment_ids, [each.shape[:-2] for each in (q, k)])
@@ -75,7 +81,7 @@ def attention(
         Tokens(spans[n], positions.get(n), of)
         for n, of in zip((q.shape[-3], k.shape[-3]), segments, strict=True)
     )
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else _number("scale", scale)
     return bind_attention(q, k, v, queries, keys, mask=mask, scale=scale)[0]
 
 
@@ -111,6 +117,33 @@ def _of_flax(
     return is_causal, dtype
 
 
+_OF_FLAX = inspect.signature(_of_flax).parameters.keys()
+
+
+def _array(name: str, given: Any, dtype: Any) -> jax.Array:
+    try:
+        return jnp.asarray(given, dtype)
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: {shown(given)} is not allowed: an array") from None
+
+
+def _flag(name: str, given: Any) -> bool:
+    if not isinstance(given, bool | np.bool_):
+        raise InputError(f"{name}: {shown(given)} is not allowed: True or False")
+    return bool(given)
+
+
+def _number(name: str, given: Any) -> float:
+    """A number that is known when a program is traced."""
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{name}: {shown(given)} is not allowed: a finite number, not traced")
+    return number
+
+
 def _check_shapes(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim < 3:
@@ -136,18 +169,25 @@ def _window(window: Any) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
     sides = window if isinstance(window, Sequence) else (window, window)
-    if len(sides) != 2 or not all(isinstance(n, int) and n >= 0 for n in sides):
+    whole = [isinstance(n, int | np.integer) and not isinstance(n, bool) for n in sides]
+    if len(sides) != 2 or not all(whole) or min(sides) < 0:
         raise InputError(
             f"window: {shown(window)} is not allowed: a number from 0, or two: before and after"
         )
-    return sides[0], sides[1]
+    return int(sides[0]), int(sides[1])
 
 
 def _segments(given: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, Any]:
     """The segments of queries and keys, whose shapes are [batch..., tokens]."""
     if given is None:
         return None, None
-    pair = [jnp.asarray(each) for each in (given if isinstance(given, tuple) else (given, given))]
+    pair = given if isinstance(given, tuple) else (given, given)
+    if len(pair) != 2:
+        raise InputError(
+            f"segment_ids: {len(pair)} arrays are not allowed: one, or a pair of those of queries "
+            "and keys"
+        )
+    pair = [_array("segment_ids", each, None) for each in pair]
     for side, array, shape in zip(("queries", "keys"), pair, shapes, strict=True):
         if array.shape != shape or not jnp.issubdtype(array.dtype, jnp.integer):
             raise InputError(

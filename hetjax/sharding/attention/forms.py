@@ -135,6 +135,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "select_n": lambda which, *cases: cases[int(which)],
     "stop_gradient": lambda x: x,
     "copy": lambda x: x,
+    "name": lambda x: x,
 }
 
 _ORDERS = frozenset({"eq", "ne", "ge", "gt", "le", "lt"})
@@ -322,7 +323,7 @@ def _counted(name: str, operands: Sequence[Any], shape: Sequence[int]) -> Form |
         for each in operands
     ]
     match name:
-        case "copy" | "stop_gradient":
+        case "copy" | "name" | "stop_gradient":
             return operands[0]
         case "abs":
             return Distance(operands[0])

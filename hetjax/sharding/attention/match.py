@@ -8,6 +8,7 @@ else is refused, with the line and the reason.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,13 +78,16 @@ class MatchedProgram:
         """
         refused = [each for each in self.found if each.refused]
         if refused:
+            said = Counter(
+                f"attention that ends with {each.equation} at {each.line}: {each.refused}"
+                for each in refused
+            )
+            told = (
+                f"{what} ({count} times)" if count > 1 else what for what, count in said.items()
+            )
             raise InputError(
-                "loss_function: the sequence cannot be divided: "
-                + "; ".join(
-                    f"attention that ends with {each.equation} at {each.line}: {each.refused}"
-                    for each in refused
-                )
-                + ". Allowed: hetjax.attention, or a softmax of scaled scores with such a mask"
+                f"loss_function: the sequence cannot be divided: {'; '.join(told)}. Allowed: "
+                "hetjax.attention, or a softmax of scaled scores with such a mask"
             )
 
 

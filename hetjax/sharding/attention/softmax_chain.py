@@ -133,7 +133,7 @@ def placed(
 
 
 _KEEPING = frozenset(
-    "convert_element_type copy reduce_precision hetjax_constraint sharding_constraint "
+    "convert_element_type copy name reduce_precision hetjax_constraint sharding_constraint "
     "optimization_barrier".split()
 )
 

@@ -205,6 +205,22 @@ def fft_rule(equation: _compat.JaxprEqn) -> Signature:
     return Signature((labels,), (labels,), linear=(frozenset({0}),))
 
 
+def matrices_rule(*linear: frozenset[int], own: int = 2) -> Rule:
+    """Each matrix by itself: the last dimensions are its own, those before are independent."""
+
+    def rule(equation: _compat.JaxprEqn) -> Signature:
+        shapes = shapes_of(equation.invars)
+        count = len(shapes[0]) - own
+
+        def labels(shape: Sequence[int]) -> Labels:
+            return (*_numbered(count), *[None] * (len(shape) - count))
+
+        results = tuple(map(labels, shapes_of(equation.outvars)))
+        return Signature(tuple(map(labels, shapes)), results, linear=linear)
+
+    return rule
+
+
 def top_k_rule(equation: _compat.JaxprEqn) -> Signature:
     """The dimension that is searched may not be divided."""
     (shape,) = shapes_of(equation.invars)

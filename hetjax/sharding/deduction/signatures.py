@@ -64,7 +64,7 @@ _OTHERS = "all dimensions but the one that it goes along"
 FAMILIES: tuple[Family, ...] = (
     Family(tuple(f"{_UNARY} {_BINARY}".split()), rules.elementwise_rule(), _ELEMENTWISE),
     Family(
-        ("conj", "copy", "imag", "neg", "real", "stop_gradient"),
+        ("conj", "copy", "imag", "name", "neg", "real", "stop_gradient"),
         rules.elementwise_rule(_FIRST),
         "every dimension",
         "the operand",
@@ -115,6 +115,22 @@ FAMILIES: tuple[Family, ...] = (
     Family(("cumlogsumexp", "cummax", "cummin", "cumprod"), rules.along_rule("axis"), _OTHERS),
     Family(("sort",), rules.along_rule("dimension"), _OTHERS),
     Family(("top_k",), rules.top_k_rule, _OTHERS),
+    Family(("approx_top_k",), rules.along_rule("reduction_dimension"), _OTHERS),
+    Family(
+        # Not `qr` and what it is made of: JAX lowers them to selects that it refuses when divided.
+        ("cholesky", "eigh", "lu", "svd"),
+        rules.matrices_rule(),
+        "dimensions before those of the matrices",
+    ),
+    Family(
+        ("triangular_solve",),
+        rules.matrices_rule(_SECOND),
+        "dimensions before those of the matrices",
+        "the right-hand sides",
+    ),
+    Family(
+        ("lu_pivots_to_permutation",), rules.matrices_rule(own=1), "dimensions before the pivots"
+    ),
     Family(("rev",), rules.reverse_rule, "dimensions that are not turned", "the operand"),
     Family(
         ("dot_general",),
