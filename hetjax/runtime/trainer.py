@@ -15,7 +15,7 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.collecting import seldom_collected
-from hetjax.errors import InputError, SaveError
+from hetjax.errors import InputError, SaveError, shown
 from hetjax.pipeline.program.loss import abstract
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Timeline
@@ -123,7 +123,7 @@ class Trainer:
         self.examples_done = 0
         self.reports: list[StepReport] = []
         self._timed: list[StepReport] = []
-        self._started = False
+        self._started = self._closed = False
         self._runtime = runtime
         self._left = LeftPlans()
         self._checkpoints = (
@@ -221,6 +221,9 @@ class Trainer:
         Raises:
             InputError: the schedule does not fit the plan, or the plan has several pipelines.
         """
+        self._check_open()
+        if not isinstance(schedule, Schedule):
+            raise InputError(f"schedule is {shown(schedule)}; give a hetjax Schedule, not its name")
         plan = self.plan.with_schedule(schedule)
         validate(plan)
         self._executor.use_schedule(schedule)
@@ -351,6 +354,7 @@ class Trainer:
 
     @seldom_collected()
     def _start(self) -> None:
+        self._check_open()
         if not self._started:
             self._executor.start()
             self._started = True
@@ -445,6 +449,7 @@ class Trainer:
                 another model or other data.
             InputError: the trainer has no workdir.
         """
+        self._check_open()
         if self._checkpoints is None:
             raise InputError("the trainer has no workdir to resume from")
         restored = restore(
@@ -504,12 +509,17 @@ class Trainer:
         Raises:
             SaveError: the last save has failed, and it was not raised yet.
         """
+        self._closed = True
         try:
             if self._checkpoints is not None:
                 self._checkpoints.close()
         finally:
             self._executor.close()
             self._left.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError("the trainer is closed; make another one to train on")
 
 
 def _without_prediction(plan: Plan) -> str:

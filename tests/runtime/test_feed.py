@@ -114,6 +114,14 @@ def test_a_feed_of_a_batch_gives_its_rows():
     np.testing.assert_array_equal(weights, batch["weights"][1:4])
 
 
+def test_numbers_that_the_planned_dtype_holds_are_taken():
+    batch = Source().batch(0, SIZE)
+    given = {"tokens": batch["tokens"].astype(np.int64), "weights": np.arange(SIZE)}
+    tokens, weights = feed_of(given, SHAPES, SIZE)(1, 4)
+    np.testing.assert_array_equal(tokens, batch["tokens"][1:4], strict=True)
+    np.testing.assert_array_equal(weights, np.arange(1, 4, dtype=np.float32), strict=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -122,6 +130,15 @@ def test_a_feed_of_a_batch_gives_its_rows():
         ({"weights": np.zeros(5)}, r"'weights' has shape \(5,\); \(6,\) is wanted"),
         ({"tokens": np.zeros((SIZE, 4))}, r"'tokens' has shape \(6, 4\); \(6, 3\) is wanted"),
         ({"weights": np.float32(1)}, r"'weights' has shape \(\)"),
+        (
+            {"tokens": np.full((SIZE, 3), 1.5)},
+            "'tokens' has dtype float64; .* made for int32, which",
+        ),
+        (
+            {"tokens": np.full((SIZE, 3), 2**40)},
+            "'tokens' has numbers from 1099511627776 to .* made for int32",
+        ),
+        ({"weights": np.array(["1"] * SIZE)}, "'weights' has dtype <U1; .* made for float32"),
     ],
 )
 def test_a_batch_of_another_form_is_refused(changes: dict[str, Any], message: str):

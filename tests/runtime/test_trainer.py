@@ -179,8 +179,33 @@ def test_an_error_closes_the_trainer_and_finishes_its_checkpoint(tmp_path: Path)
         interrupted(trainer)
     trainer.close()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000001"]
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match="the trainer is closed"):
         trainer.train_step()
+
+
+def test_a_closed_trainer_says_so(tmp_path: Path):
+    trainer = make(workdir=tmp_path)
+    trainer.train_step()
+    trainer.close()
+    trainer.close()
+    uses = (
+        trainer.train_step,
+        trainer.evaluate,
+        trainer.save,
+        trainer.resume,
+        trainer.parameters,
+        trainer.measure,
+        lambda: trainer.switch(PLAN),
+        lambda: trainer.use_plan(PLAN),
+    )
+    for use in uses:
+        with pytest.raises(InputError, match="the trainer is closed; make another one"):
+            use()
+
+
+def test_the_name_of_a_schedule_is_none(trainer: Trainer):
+    with pytest.raises(InputError, match="schedule is 'gpipe'; give a hetjax Schedule"):
+        trainer.use_schedule(cast("Any", "gpipe"))
 
 
 def test_the_name_of_a_runtime_is_not_its_options():

@@ -94,16 +94,21 @@ def _why_not(
     if fewest > len(modules.runs):
         return InputError(
             f"planner.name is 'heteroauto', by which the {cluster.num_devices} devices of cluster "
-            f"{cluster.name!r} are {fewest} stages or more with microbatches of {size} examples, "
+            f"{cluster.name!r} are {fewest} stages or more with microbatches of {_counted(size)}, "
             f"of which data parallelism of {', '.join(map(str, widths))} has equal parts, and the "
             f"program repeats {len(modules.runs)} modules; allowed: a module for each stage, or "
             f"planner.name = 'harp'"
         )
     return DoesNotFitError(
         f"the model does not fit on cluster {cluster.name!r} by HeteroAuto's plans, which use all "
-        f"devices, with {problem.num_microbatches} microbatches of {size} examples; what would "
-        f"help: more microbatches, an optimizer with less state, or planner.name = 'harp'"
+        f"devices, with {problem.num_microbatches} microbatches of {_counted(size)}; what would "
+        f"help: {'more microbatches, ' if size > 1 else ''}an optimizer with less state, or "
+        f"planner.name = 'harp'"
     )
+
+
+def _counted(examples: int) -> str:
+    return "1 example" if examples == 1 else f"{examples} examples"
 
 
 def _fewest_stages(kinds: Sequence[ChipKind], width: int) -> float:

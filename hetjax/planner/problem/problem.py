@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.layers.cost_layers import cluster_layers, crossing_bytes
 from hetjax.pipeline.layers.modules import Section, find_modules
@@ -182,10 +182,18 @@ def make_problem(
     cluster = as_cluster(cluster)
     if options.objective == "cost":
         node_prices(cluster)
+    if not isinstance(num_microbatches, int | np.integer) or isinstance(num_microbatches, bool):
+        raise InputError(
+            f"num_microbatches is {shown(num_microbatches)}; it must be a whole number, 1 or more"
+        )
     if num_microbatches < 1:
         raise InputError(f"num_microbatches is {num_microbatches}; it must be 1 or more")
     _check_min_stages(options, cluster)
+    if not callable(getattr(optimizer, "init", None)):
+        raise InputError(f"optimizer is {shown(optimizer)}; it must be an Optax transformation")
     parameters = parameter_shapes(parameters)
+    if not jax.tree.leaves(parameters):
+        raise InputError("parameters has no leaves; there must be something to train")
     program, microbatch_size = trace_microbatch(
         loss_function,
         parameters,

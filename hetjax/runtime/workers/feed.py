@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -101,7 +102,8 @@ class BatchReader:
             step, row = divmod(example, self._batch_size)
             stop = min(self._batch_size, row + end - example)
             batch = self._source.batch(step, self._batch_size, slice(row, stop))
-            pieces.append([host_array(leaf) for leaf in jax.tree.leaves(batch)])
+            leaves = zip(self._names, jax.tree.leaves(batch), self._shapes, strict=True)
+            pieces.append([_as_planned(n, host_array(leaf), s.dtype) for n, leaf, s in leaves])
             example += stop - row
         return (
             pieces[0]
@@ -128,7 +130,7 @@ class BatchReader:
     def _complete(self, batch: PyTree) -> list[np.ndarray]:
         found: Mapping[str, Any] = dict(zip(path_names(batch), jax.tree.leaves(batch), strict=True))
         return [
-            host_array(found[name])
+            _as_planned(name, host_array(found[name]), shape.dtype)
             if name in found
             else np.zeros((self._batch_size, *shape.shape[1:]), shape.dtype)
             for name, shape in zip(self._names, self._shapes, strict=True)
@@ -151,7 +153,8 @@ def feed_of(batch: PyTree, shapes: PyTree, batch_size: int) -> Feed:
         The feed.
 
     Raises:
-        InputError: it has other leaves, or another number of examples.
+        InputError: it has other leaves, another number of examples, or numbers that the planned
+            dtype does not hold.
     """
     if path_names(batch) != path_names(shapes):
         raise InputError(
@@ -166,4 +169,32 @@ def feed_of(batch: PyTree, shapes: PyTree, batch_size: int) -> Feed:
                 f"batch leaf {name!r} has shape {leaf.shape}; "
                 f"{(batch_size, *shape.shape[1:])} is wanted"
             )
-    return lambda first, end: [leaf[first:end] for leaf in leaves]
+    named = zip(path_names(batch), leaves, wanted, strict=True)
+    planned = [_as_planned(name, leaf, shape.dtype) for name, leaf, shape in named]
+    return lambda first, end: [leaf[first:end] for leaf in planned]
+
+
+_KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
+"""Kinds of numbers: each may be given for those behind it."""
+
+
+def _as_planned(name: str, leaf: np.ndarray, dtype: Any) -> np.ndarray:
+    """A leaf with the dtype that the plan was made for, if that has room for its numbers."""
+    given, wanted = (
+        next((place for place, kind in enumerate(_KINDS) if jnp.issubdtype(each, kind)), -1)
+        for each in (leaf.dtype, dtype)
+    )
+    if not 0 <= given <= wanted:
+        raise InputError(
+            f"batch leaf {name!r} has dtype {leaf.dtype}; the plan was made for {np.dtype(dtype)}, "
+            "which does not hold such numbers"
+        )
+    if leaf.dtype != dtype and jnp.issubdtype(dtype, np.integer) and given and leaf.size:
+        limits = jnp.iinfo(dtype)
+        least, most = int(leaf.min()), int(leaf.max())
+        if least < limits.min or most > limits.max:
+            raise InputError(
+                f"batch leaf {name!r} has numbers from {least} to {most}; the plan was made for "
+                f"{np.dtype(dtype)}, from {limits.min} to {limits.max}"
+            )
+    return leaf.astype(dtype, copy=False)
