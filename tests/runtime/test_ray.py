@@ -87,7 +87,7 @@ def test_a_run_goes_from_local_to_ray_and_back(tmp_path: Path):
     for process in workers:
         wait_until_gone(process)
     assert ray.is_initialized()
-    with pytest.raises(RuntimeError, match="ended"):
+    with pytest.raises(InputError, match="the trainer is closed"):
         trainer.train_step()
 
     with make_trainer("local", workdir=tmp_path / "ray") as trainer:
