@@ -228,9 +228,12 @@ def test_what_does_not_fit_is_refused(arrays: Any, options: dict[str, Any], mess
 
 def test_numbers_of_numpy_are_numbers_and_unknown_names_are_told():
     q = normal(0, 1, 7, 2, 4)
-    found = hetjax.attention(
-        q, q, q, causal=np.bool_(True), window=np.int64(2), scale=np.float32(0.25)
-    )
+    numbers: dict[str, Any] = {
+        "causal": np.bool_(True),
+        "window": np.int64(2),
+        "scale": np.float32(0.25),
+    }
+    found = hetjax.attention(q, q, q, **numbers)
     expected = hetjax.attention(q, q, q, causal=True, window=2, scale=0.25)
     np.testing.assert_array_equal(found, expected)
     with pytest.raises(TypeError, match="attention: casual is no argument of it"):
