@@ -253,7 +253,7 @@ class _TokenWalk:
             if _repeats(each, dimension):
                 return []
             if not all(isinstance(o, Constant) or o in self.small for o in each.operands):
-                return self._problem(each, "goes along them")
+                return self._goes_along(each)
             self.made.append((each, place, dimension))
             return []
         return self._alike(each, operands, results, label.name)
@@ -272,7 +272,7 @@ class _TokenWalk:
             return self._alike(each, operands, results, label.name)
         if each.name in SYMMETRIC:
             return []
-        return self._problem(each, f"goes along them, operand {place}, dimension {dimension}")
+        return self._goes_along(each, f", operand {place}, dimension {dimension}")
 
     def _alike(
         self,
@@ -298,13 +298,16 @@ class _TokenWalk:
             found += [(each.results[place], d, each) for d in _places(name, labels)]
         return found
 
+    def _goes_along(self, each: _Equation, where: str = "") -> InputError:
+        has_rule = each.equation is not None and signature_of(each.equation) is not None
+        why = "" if has_rule else "has no sharding rule, so it "
+        return self._problem(each, f"{why}goes along them{where}")
+
     def _problem(self, each: _Equation | None, what: str) -> InputError:
         name, line = "an attention", ""
         if each is not None:
             name = each.name
             line = f" at {each.line}"
-            is_known = each.equation is None or signature_of(each.equation) is not None
-            what = what if is_known else f"has no sharding rule, so it {what}"
         return InputError(
             f"loss: {name}{line} {what}: the tokens of a sequence whose context members share are "
             f"in another order; allowed: what treats each token alone, attentions, and sums"

@@ -198,15 +198,11 @@ def unstack_rule(equation: _compat.JaxprEqn) -> Signature:
 
 def fft_rule(equation: _compat.JaxprEqn) -> Signature:
     """The last dimensions are transformed; those before are independent."""
-    (shape,) = shapes_of(equation.invars)
-    count = len(equation.params["fft_lengths"])
-    kept = len(shape) - count
-    labels = (*_numbered(kept), *[None] * count)
-    return Signature((labels,), (labels,), linear=(frozenset({0}),))
+    return leading_rule(frozenset({0}), own=len(equation.params["fft_lengths"]))(equation)
 
 
-def matrices_rule(*linear: frozenset[int], own: int = 2) -> Rule:
-    """Each matrix by itself: the last dimensions are its own, those before are independent."""
+def leading_rule(*linear: frozenset[int], own: int = 2) -> Rule:
+    """Each array of the last dimensions, as a matrix, by itself: those before are independent."""
 
     def rule(equation: _compat.JaxprEqn) -> Signature:
         shapes = shapes_of(equation.invars)

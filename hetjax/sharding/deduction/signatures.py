@@ -119,17 +119,17 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         # Not `qr` and what it is made of: JAX lowers them to selects that it refuses when divided.
         ("cholesky", "eigh", "lu", "svd"),
-        rules.matrices_rule(),
+        rules.leading_rule(),
         "dimensions before those of the matrices",
     ),
     Family(
         ("triangular_solve",),
-        rules.matrices_rule(_SECOND),
+        rules.leading_rule(_SECOND),
         "dimensions before those of the matrices",
         "the right-hand sides",
     ),
     Family(
-        ("lu_pivots_to_permutation",), rules.matrices_rule(own=1), "dimensions before the pivots"
+        ("lu_pivots_to_permutation",), rules.leading_rule(own=1), "dimensions before the pivots"
     ),
     Family(("rev",), rules.reverse_rule, "dimensions that are not turned", "the operand"),
     Family(
