@@ -14,11 +14,15 @@ from hetjax.planner.plan.stage_plan import Offloaded
 from hetjax.runtime.local.local_executor import LocalExecutor
 
 CLIPPED = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3, eps=1e-5))
-ROOMY = Cluster(
-    CLUSTER.name,
-    tuple(replace(part, host_memory_bytes=10**9) for part in CLUSTER.subclusters),
-    CLUSTER.links,
-)
+
+
+def roomy(cluster: Cluster) -> Cluster:
+    """The cluster, whose hosts have memory for what is offloaded."""
+    parts = (replace(part, host_memory_bytes=10**9) for part in cluster.subclusters)
+    return replace(cluster, subclusters=tuple(parts))
+
+
+ROOMY = roomy(CLUSTER)
 
 
 def offloading(plan: Plan, *kinds: Offloaded) -> Plan:
@@ -27,7 +31,7 @@ def offloading(plan: Plan, *kinds: Offloaded) -> Plan:
         replace(pipeline, stages=tuple(replace(each, offload=kinds) for each in pipeline.stages))
         for pipeline in plan.pipelines
     )
-    return replace(plan, cluster=ROOMY, pipelines=pipelines)
+    return replace(plan, cluster=roomy(plan.cluster), pipelines=pipelines)
 
 
 def held(executor: LocalExecutor) -> list[np.ndarray]:

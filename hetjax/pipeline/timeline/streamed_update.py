@@ -77,3 +77,17 @@ def stream_update(groups: Sequence[GroupTimes], overlaps: bool = True) -> tuple[
             GroupSpan("store", place, leaving, stored[-1]),
         ]
     return tuple(spans)
+
+
+def stream_seconds(groups: Sequence[GroupTimes], overlaps: bool = True) -> float:
+    """What an update of such groups takes, from the first copy to the last.
+
+    Args:
+        groups: as for `stream_update`.
+        overlaps: as there.
+
+    Example:
+        >>> stream_seconds([GroupTimes(2.0, 1.0, 2.0)] * 4)
+        12.0
+    """
+    return max((span.end for span in stream_update(groups, overlaps)), default=0.0)

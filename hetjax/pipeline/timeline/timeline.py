@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _LINK = re.compile(r"link (\d+)->(\d+)(?:, member \d+)?")
-_HOST = re.compile(r"link (?:host->(\d+)|(\d+)->host)")
+_HOST = re.compile(r"link (?:host->(\d+)|(\d+)->host)(?:, member (\d+))?")
 _STAGE = re.compile(r"stage (\d+)(?:, member (\d+))?")
 
 
@@ -40,18 +40,20 @@ def link_track(source: int, target: int, member: int = 0) -> str:
     return f"link {source}->{target}, member {member}" if member else f"link {source}->{target}"
 
 
-def host_track(stage: int, *, inward: bool) -> str:
+def host_track(stage: int, member: int = 0, *, inward: bool) -> str:
     """The name of one direction of the link between a stage's devices and their hosts' memory.
 
     Args:
         stage: the stage.
+        member: which of its members; those after the first have links of their own.
         inward: whether to its devices.
 
     Example:
-        >>> host_track(1, inward=True), host_track(1, inward=False)
-        ('link host->1', 'link 1->host')
+        >>> host_track(1, inward=True), host_track(1, 2, inward=False)
+        ('link host->1', 'link 1->host, member 2')
     """
-    return f"link host->{stage}" if inward else f"link {stage}->host"
+    track = f"link host->{stage}" if inward else f"link {stage}->host"
+    return f"{track}, member {member}" if member else track
 
 
 def is_link(track: str) -> bool:
@@ -59,10 +61,10 @@ def is_link(track: str) -> bool:
     return _LINK.fullmatch(track) is not None or _HOST.fullmatch(track) is not None
 
 
-def _host_stage(track: str) -> int | None:
-    """The stage whose link to its hosts' memory a track is; None where it is none."""
+def _host_stage(track: str) -> tuple[int, int] | None:
+    """The stage and member whose link to its hosts' memory a track is; None where it is none."""
     match = _HOST.fullmatch(track)
-    return int(match[1] or match[2]) if match else None
+    return (int(match[1] or match[2]), int(match[3] or 0)) if match else None
 
 
 def link_stages(track: str) -> tuple[int, ...]:
@@ -198,7 +200,8 @@ class Timeline:
         def moved(track: str) -> str:
             host = _host_stage(track)
             if host is not None:
-                return host_track(first + host, inward=track == host_track(host, inward=True))
+                inward = track == host_track(*host, inward=True)
+                return host_track(first + host[0], host[1], inward=inward)
             if is_link(track):
                 source, target = link_stages(track)
                 return link_track(first + source, first + target)
@@ -279,7 +282,8 @@ def _track_key(track: str) -> tuple[Any, ...]:
     """Sorts stage 2 before stage 10, members in turn, a link after the lower of its two stages."""
     numbers = [int(number) for number in re.findall(r"\d+", track)]
     if is_link(track):
-        return ([min(numbers)], 1, numbers, track)
+        ends = link_stages(track) or (_host_stage(track) or (0,))[:1]
+        return ([min(ends)], 1, numbers, track)
     if _stage_and_member(track):
         return (numbers[:1], 0, numbers, track)
     return (numbers, 0, [], track)
@@ -289,7 +293,7 @@ def _owner(track: str, stage_tracks: Container[str]) -> str:
     """The process of a track: a link belongs to the stage that sends on it, if it is there."""
     stages, host = link_stages(track), _host_stage(track)
     if host is not None:
-        stages = (host, host)
+        stages = (host[0], host[0])
     sender = stage_track(stages[0]) if stages else track
     return sender if sender in stage_tracks else track
 

@@ -25,6 +25,7 @@ from hetjax.pipeline.stages.traced_stage import TracedStage, trace_stage
 from hetjax.planner.costs.context_memory import ContextPrograms, ContextTask, held_bytes
 from hetjax.planner.costs.context_timeline import network_among
 from hetjax.planner.costs.cost_model import handling_seconds
+from hetjax.planner.costs.offloading_members import host_figures, with_copies
 from hetjax.planner.costs.task_costs import BACKWARD, FORWARD, MemberSpeeds, TaskCosts
 from hetjax.planner.costs.union_cost import executions_of, union_execution, union_update_seconds
 from hetjax.planner.plan.plan import Plan
@@ -86,11 +87,12 @@ def predict_context(
             memory_bytes=0,
             memory_limit_bytes=execution.kind.memory_bytes,
             **held[m],
+            **host_figures(problem, run, execution, held[m]["activation_bytes"]),
         )
         for m, execution in enumerate(union.members)
     )
     first, second = (has_backward * half.seconds for half in halves)
-    return StagePrediction.of_members(
+    predicted = StagePrediction.of_members(
         members,
         forward_seconds=float((forward.ends + there).max()),
         backward_seconds=has_backward * float((backward.ends + back).max()),
@@ -99,6 +101,7 @@ def predict_context(
         weight_gradient_seconds=second,
         update_seconds=float(union_update_seconds(problem, run, union)),
     )
+    return with_copies(predicted, problem, run, union)
 
 
 def task_costs(

@@ -94,10 +94,9 @@ def held_bytes(
     )
     rows = []
     for m, execution in enumerate(union.members):
+        on_device = problem.optimizer_bytes if execution.host_link is None else 0.0
         figures = {
-            "state_bytes": parameter_bytes(
-                problem.program, problem.optimizer_bytes, run, execution
-            ).held,
+            "state_bytes": parameter_bytes(problem.program, on_device, run, execution).held,
             "working_bytes": max(0.0, most[m]) + waiting[m],
             "activation_bytes": kept[m],
             "recomputed_bytes": again[m],

@@ -17,6 +17,7 @@ import numpy as np
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.pipeline.program.loss import accumulator_dtype
+from hetjax.pipeline.update.state_groups import STATE_GROUPS
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
 from hetjax.planner.costs.update_cost import update_seconds
@@ -223,8 +224,9 @@ def member_exchange_seconds(
     """
     others = len(union.members) - 1
     byte_load, message_load = _loads(problem, union)
-    # Gradients are reduced in groups, parameters come together.
-    messages = REDUCTION_GROUPS + 1
+    # Gradients are reduced in groups; parameters come together, or as groups are updated.
+    is_streamed = any(member.host_link is not None for member in union.members)
+    messages = REDUCTION_GROUPS + (STATE_GROUPS if is_streamed else 1)
 
     def of_member(member: Execution, link: Link) -> FloatArray:
         of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, member)

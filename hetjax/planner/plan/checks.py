@@ -151,17 +151,16 @@ def _check_offload(stage: StagePlan, cluster: Cluster, where: str) -> None:
         return
     if len(set(told)) < len(told):
         raise InputError(f"{where}.offload is {told}; allowed: each once")
-    if len(stage.members) > 1:
+    if stage.shares.modules:
         raise InputError(
-            f"{where}.offload is {told}, and the stage has {len(stage.members)} members; allowed "
-            f"there: nothing"
+            f"{where}.offload is {told}, and shares.modules is given; allowed there: nothing"
         )
-    subcluster = cluster.subcluster(stage.submesh.subcluster)
-    if subcluster.host_memory_bytes is None:
-        raise InputError(
-            f"{where}.offload is {told}, and subcluster {subcluster.name!r} gives no host_memory; "
-            f"allowed: nothing, or say in the cluster how much memory of a node may be used"
-        )
+    for name in dict.fromkeys(member.submesh.subcluster for member in stage.members):
+        if cluster.subcluster(name).host_memory_bytes is None:
+            raise InputError(
+                f"{where}.offload is {told}, and subcluster {name!r} gives no host_memory; "
+                f"allowed: nothing, or say in the cluster how much memory of a node may be used"
+            )
 
 
 def _check_member(member: Member, cluster: Cluster, where: str) -> None:

@@ -25,6 +25,11 @@ class MemberPrediction:
         deferred_bytes: as there.
         memory_bytes: as there.
         memory_limit_bytes: as there.
+        update_bytes: as there, of a member that offloads optimizer state.
+        host_bytes: as there.
+        host_limit_bytes: as there.
+        offloaded_bytes: as there.
+        host_activation_bytes: as there.
     """
 
     forward_seconds: float
@@ -36,6 +41,16 @@ class MemberPrediction:
     deferred_bytes: int
     memory_bytes: int
     memory_limit_bytes: int
+    update_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
+    host_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
+    host_limit_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
+    offloaded_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
+    host_activation_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
+
+    @property
+    def all_host_bytes(self) -> int:
+        """All that one device has in its host's memory."""
+        return self.host_bytes + self.host_activation_bytes
 
 
 @dataclass(frozen=True)

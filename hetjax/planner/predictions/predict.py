@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetjax.errors import InputError
-from hetjax.pipeline.timeline.streamed_update import GroupTimes
+from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_seconds
 from hetjax.planner.costs.crossing_ends import end_of
 from hetjax.planner.costs.network_cards import with_shared_cards
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.costs.union_cost import executions_of
 from hetjax.planner.costs.update_cost import update_rate
 from hetjax.planner.plan.plan import Plan, validate_for
-from hetjax.planner.plan.prediction import Prediction, StagePrediction, times_of
+from hetjax.planner.plan.prediction import MemberPrediction, Prediction, StagePrediction, times_of
 from hetjax.planner.plan.stage_plan import PipelinePlan
-from hetjax.planner.predictions.stage_prediction import groups_end, pipeline_works, predict_stage
+from hetjax.planner.predictions.stage_prediction import pipeline_works, predict_stage
 from hetjax.planner.predictions.step_prediction import with_schedules
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution
@@ -141,15 +141,25 @@ def _without_shared_state(
     if predicted.host_bytes:
         return _with_less_offloaded(predicted, saved[0])
     members = tuple(
-        replace(member, state_bytes=member.state_bytes - int(each))
+        _member_with_less(member, int(each))
         for member, each in zip(predicted.members, saved, strict=False)
     )
+    if predicted.update_groups:
+        # Its groups are those of the slowest member, of which the others may save more.
+        return replace(predicted, members=members)
     return replace(
         predicted,
         state_bytes=predicted.state_bytes - int(saved[0]) * (not members),
         update_seconds=predicted.update_seconds - faster,
         members=members,
     )
+
+
+def _member_with_less(member: MemberPrediction, saved: int) -> MemberPrediction:
+    """A member without optimizer state that others hold for it, wherever it has its own."""
+    if member.host_bytes:
+        return replace(member, host_bytes=max(0, member.host_bytes - saved))
+    return replace(member, state_bytes=member.state_bytes - saved)
 
 
 def _with_less_offloaded(predicted: StagePrediction, saved: float) -> StagePrediction:
@@ -160,7 +170,7 @@ def _with_less_offloaded(predicted: StagePrediction, saved: float) -> StagePredi
         for each in predicted.update_groups
     )
     overlaps = predicted.copies_overlap
-    faster = groups_end(predicted.update_groups, overlaps) - groups_end(groups, overlaps)
+    faster = stream_seconds(predicted.update_groups, overlaps) - stream_seconds(groups, overlaps)
     return replace(
         predicted,
         host_bytes=int(share * predicted.host_bytes),

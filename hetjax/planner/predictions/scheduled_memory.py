@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from hetjax.pipeline.schedules.memory import (
     MicrobatchBytes,
@@ -13,7 +14,9 @@ from hetjax.pipeline.schedules.memory import (
     row_peak_bytes,
 )
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.planner.plan.prediction import Held, StagePrediction
+from hetjax.planner.plan.prediction import Held, MemberPrediction, StagePrediction
+
+HeldT = TypeVar("HeldT", StagePrediction, MemberPrediction)
 
 
 def with_memories(held: Sequence[StagePrediction], schedule: Schedule) -> Iterator[StagePrediction]:
@@ -41,17 +44,11 @@ def with_memories(held: Sequence[StagePrediction], schedule: Schedule) -> Iterat
 def _with_memory(stage: StagePrediction, schedule: Schedule, index: int) -> StagePrediction:
     """A stage with what its devices hold by a schedule: of several members the fullest ones'."""
     if not stage.members:
-        on_host = host_peak_bytes(schedule.order[index], _microbatch_bytes(stage))
-        return replace(
-            stage,
-            memory_bytes=_memory_bytes(stage, schedule, index),
-            host_activation_bytes=int(on_host),
-        )
-    members = tuple(
-        replace(member, memory_bytes=_memory_bytes(member, schedule, index))
-        for member in stage.members
-    )
+        return _with_own_memory(stage, schedule, index)
+    members = tuple(_with_own_memory(member, schedule, index) for member in stage.members)
     fullest = max(members, key=lambda member: member.memory_bytes / member.memory_limit_bytes)
+    # Hosts of other members may be fuller.
+    host = max(members, key=lambda each: each.all_host_bytes / max(each.host_limit_bytes, 1))
     return replace(
         stage,
         members=members,
@@ -62,6 +59,22 @@ def _with_memory(stage: StagePrediction, schedule: Schedule, index: int) -> Stag
         deferred_bytes=fullest.deferred_bytes,
         memory_bytes=fullest.memory_bytes,
         memory_limit_bytes=fullest.memory_limit_bytes,
+        update_bytes=fullest.update_bytes,
+        offloaded_bytes=fullest.offloaded_bytes,
+        host_bytes=host.host_bytes,
+        host_limit_bytes=host.host_limit_bytes,
+        host_activation_bytes=host.host_activation_bytes,
+    )
+
+
+def _with_own_memory(held: HeldT, schedule: Schedule, index: int) -> HeldT:
+    """A stage of one member, or a member, with what its devices and hosts hold by a schedule."""
+    tasks, microbatch = schedule.order[index], _microbatch_bytes(held)
+    in_tasks = held.working_bytes + peak_bytes(tasks, microbatch)
+    return replace(
+        held,
+        memory_bytes=int(held.state_bytes + max(in_tasks, held.update_bytes)),
+        host_activation_bytes=int(host_peak_bytes(tasks, microbatch)),
     )
 
 
@@ -82,9 +95,8 @@ def live_limits_of(held: Sequence[StagePrediction], count: int) -> tuple[int, ..
 
 
 def _microbatch_bytes(held: Held) -> MicrobatchBytes:
-    offloaded = held.offloaded_bytes if isinstance(held, StagePrediction) else 0
     return MicrobatchBytes(
-        held.activation_bytes, held.recomputed_bytes, held.deferred_bytes, offloaded
+        held.activation_bytes, held.recomputed_bytes, held.deferred_bytes, held.offloaded_bytes
     )
 
 
@@ -95,10 +107,4 @@ def _room(held: Held) -> float:
 
 def _host_room(held: Held) -> float:
     """What they may hold in the hosts' memory."""
-    return held.host_limit_bytes - held.host_bytes if isinstance(held, StagePrediction) else 0.0
-
-
-def _memory_bytes(held: Held, schedule: Schedule, index: int) -> int:
-    peak = peak_bytes(schedule.order[index], _microbatch_bytes(held))
-    in_update = held.update_bytes if isinstance(held, StagePrediction) else 0
-    return int(held.state_bytes + max(held.working_bytes + peak, in_update))
+    return held.host_limit_bytes - held.host_bytes

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_update
+from hetjax.pipeline.timeline.streamed_update import stream_seconds
 from hetjax.planner.costs.context_cost import predict_context
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.costs.crossing_ends import crossing_parts, end_of, joined_link
 from hetjax.planner.costs.half_costs import estimate_halves
 from hetjax.planner.costs.modules_cost import predict_modules
+from hetjax.planner.costs.offloading_members import host_figures, with_copies
 from hetjax.planner.costs.union_cost import (
     estimate_union,
     executions_of,
@@ -110,7 +111,7 @@ def _of_one_member(
     whole = estimate(problem, run, execution)
     halves = estimate_halves(problem, work, run, execution)
     groups = update_groups(problem, run, execution)
-    streamed = groups_end(groups, copies_overlap(execution)) + float(whole.exchange_seconds)
+    streamed = stream_seconds(groups, copies_overlap(execution)) + float(whole.exchange_seconds)
     return StagePrediction(
         forward_seconds=float(whole.forward_seconds),
         backward_seconds=float(whole.backward_seconds) - halves.recompute_seconds,
@@ -137,16 +138,6 @@ def _of_one_member(
         store_seconds=float(whole.copy_seconds),
         fetch_seconds=float(whole.copy_seconds),
     )
-
-
-def groups_end(groups: Sequence[GroupTimes], overlaps: bool) -> float:
-    """When an update of offloaded state ends that begins at 0.
-
-    Args:
-        groups: what it goes through, one after the other.
-        overlaps: whether copies run beside updates.
-    """
-    return max((span.end for span in stream_update(groups, overlaps)), default=0.0)
 
 
 def _of_members(
@@ -176,11 +167,12 @@ def _of_members(
             deferred_bytes=half.deferred_bytes,
             memory_bytes=0,
             memory_limit_bytes=execution.kind.memory_bytes,
+            **host_figures(problem, run, execution, float(each.activation_bytes)),
         )
         for each, half, execution in zip(whole.members, halves, union.members, strict=True)
     )
     inputs = max(each.input_gradient_seconds for each in halves) + backward - again
-    return StagePrediction.of_members(
+    predicted = StagePrediction.of_members(
         members,
         forward_seconds=float(whole.forward_seconds),
         backward_seconds=float(whole.backward_seconds) - recompute,
@@ -189,6 +181,7 @@ def _of_members(
         weight_gradient_seconds=max(each.weight_gradient_seconds for each in halves),
         update_seconds=float(whole.update_seconds),
     )
+    return with_copies(predicted, problem, run, union)
 
 
 def _layers_in(problem: PlanningProblem, plan: Plan, stage: StagePlan) -> tuple[int, int] | None:

@@ -163,6 +163,7 @@ def offloaded_bytes(
     if execution.parameters:
         return found()
     way = ("offloaded bytes", execution.mesh_shape, execution.sharding, optimizer_bytes)
+    way = (*way, execution.updates)
     return runs.once(way, found)
 
 
@@ -188,7 +189,8 @@ def part_state_bytes(
         key = (place, override)
         if key not in known:
             state = math.prod(kind.shape.shape) * optimizer_bytes * kind.is_updated
-            known[key] = state / _state_division(kind.shape.shape, override, execution)
+            mine = execution.updates * state
+            known[key] = mine / _state_division(kind.shape.shape, override, execution)
         sizes.append(known[key])
     return np.array(sizes)
 

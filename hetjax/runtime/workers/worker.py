@@ -386,7 +386,7 @@ class _StepRun(InstructionRun):
         if not self.timed or not names:
             return
         arrays = [self.buffers[name] for name in names]
-        track = host_track(self.worker.stage, inward=kind == "fetch")
+        track = host_track(self.worker.stage, self.worker.member, inward=kind == "fetch")
         size = sum(array.nbytes for array in arrays)
         place = len(self.report.events)
         mark = microbatch if microbatch >= 0 else None
