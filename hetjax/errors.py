@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 
 
 class InputError(ValueError):
@@ -123,6 +125,46 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown {what} {shown(name)}{hint} Allowed: {', '.join(allowed) or 'none'}"
+
+
+def check_count(name: str, value: object) -> None:
+    """Check that something that is counted is a whole number of 1 or more.
+
+    Args:
+        name: what the number is called.
+        value: what was given.
+
+    Raises:
+        InputError: it is none; True is none either.
+
+    Example:
+        >>> check_count("keep_last", 2.0)
+        Traceback (most recent call last):
+        hetjax.errors.InputError: keep_last is 2.0; it must be a whole number, 1 or more
+    """
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (is_whole and value >= 1):  # type: ignore[operator]
+        raise InputError(f"{name} is {shown(value)}; it must be a whole number, 1 or more")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Check that a time to wait is a finite number of more than 0.
+
+    Args:
+        name: what it is called.
+        value: what was given.
+
+    Raises:
+        InputError: it is none.
+
+    Example:
+        >>> check_seconds("deadline", float("nan"))
+        Traceback (most recent call last):
+        hetjax.errors.InputError: deadline is nan; it must be seconds, more than 0 and finite
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and value > 0 and math.isfinite(value)):  # type: ignore[operator]
+        raise InputError(f"{name} is {shown(value)}; it must be seconds, more than 0 and finite")
 
 
 def shown(value: object, length: int = 60) -> str:

@@ -94,7 +94,8 @@ class FolderLock:
     """
 
     def __init__(self, folder: str | os.PathLike[str], what: str):
-        self.path = Path(folder) / LOCK_FILE
+        # Its thread goes on where the process changes its folder.
+        self.path = Path(folder).absolute() / LOCK_FILE
         self.taken_over: str | None = None
         self._what = f"{what} {folder}"
         try:

@@ -17,6 +17,11 @@ from hetjax.runtime.workers.step_report import StepReport
 class Executor(Protocol):
     """What runs the instruction lists of all stages; see `LocalExecutor` and `RayExecutor`."""
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a step or a load did not come to its end: the state is then that of no step."""
+        ...
+
     def start(self) -> None:
         """Make the initial state on every stage."""
         ...

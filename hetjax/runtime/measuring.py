@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from jaxtyping import PyTree
 
+from hetjax.errors import check_count
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.measured_times import measured_times, measuring_schedules
 from hetjax.pipeline.timeline.timeline import Timeline
@@ -63,7 +64,11 @@ def measuring(
 
     Returns:
         The times.
+
+    Raises:
+        InputError: `rounds` is no whole number of 1 or more.
     """
+    check_count("rounds", rounds)
     plan = trainer.plan
     own = plan.pipeline.schedule
     steps = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Set
@@ -10,17 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 from jaxtyping import PyTree
 
 from hetjax.collecting import seldom_collected
-from hetjax.errors import InputError, SaveError, shown
+from hetjax.errors import InputError, SaveError, check_count, shown
 from hetjax.pipeline.program.loss import abstract
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Timeline
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.plan.plan import Plan, as_plan, validate
+from hetjax.reading import check_path
 from hetjax.runtime.checkpoints.manifest import DataPosition
 from hetjax.runtime.checkpoints.restoring import restore
 from hetjax.runtime.checkpoints.saving import CheckpointOptions, RunCheckpoints
@@ -101,12 +104,17 @@ class Trainer:
         runtime: LocalOptions | RayOptions | None = None,
     ):
         plan = as_plan(plan)
+        if workdir is not None:
+            check_path(workdir, "workdir")
         runtime = LocalOptions() if runtime is None else runtime
         if not isinstance(runtime, LocalOptions | RayOptions):
             raise InputError(
                 f"runtime is {runtime!r}; give hetjax.LocalOptions() to run in this process, or "
                 f"hetjax.RayOptions()"
             )
+        for name, given in (("parameters", parameters), ("batch", batch)):
+            if not callable(given) and not jax.tree.leaves(given):
+                raise InputError(f"{name} is {shown(given)}, which has no arrays")
         self._job = Job(
             loss_function,
             parameters,
@@ -127,7 +135,9 @@ class Trainer:
         self._runtime = runtime
         self._left = LeftPlans()
         self._checkpoints = (
-            None if workdir is None else RunCheckpoints(workdir, checkpoints or CheckpointOptions())
+            None
+            if workdir is None
+            else RunCheckpoints(workdir, checkpoints or CheckpointOptions(), source)
         )
         try:
             self._executor: Executor = (
@@ -170,13 +180,14 @@ class Trainer:
             The step's metrics.
 
         Raises:
-            InputError: the batch does not have the planned shape, or the workdir holds checkpoints
-                that were not resumed from.
+            InputError: the batch does not have the planned shape, the workdir holds checkpoints
+                that were not resumed from, or a step before was cut off.
             WorkerLostError: a worker died or stopped answering.
         """
         if self._checkpoints is not None:
             self._checkpoints.check_ours()
         self._start()
+        self._check_whole()
         if batch is None and self._job.source is None:
             raise InputError("train_step was given no batch, and the trainer has no source")
         player = self.rehearse(batch)
@@ -316,6 +327,7 @@ class Trainer:
                 )
         lost = all_lost(lost, plan)
         self._start()
+        self._check_whole()
         if self._checkpoints is not None:
             self._checkpoints.settle()
         source, destination = _without_prediction(self.plan), _without_prediction(plan)
@@ -386,12 +398,15 @@ class Trainer:
             InputError: there is no source, or it holds nothing out.
         """
         self._start()
+        if max_batches is not None:
+            check_count("max_batches", max_batches)
         available = 0 if self._job.source is None else self._executor.num_held_out()
         count = available if max_batches is None else min(available, max_batches)
         if count < 1:
             raise InputError("there are no held-out batches to evaluate on")
         total, number, *figures = summed([self._executor.evaluate(i) for i in range(count)])
-        return total / number, aux_means(self._placement.pipelines, figures)
+        # As JAX has it: of nothing there is no mean.
+        return total / number if number else math.nan, aux_means(self._placement.pipelines, figures)
 
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint of the current step, in the background.
@@ -411,9 +426,10 @@ class Trainer:
         if self._checkpoints is None:
             raise InputError("the trainer has no workdir to save checkpoints in")
         self._start()
+        self._check_whole()
         data = DataPosition(self.examples_done, self.plan.batch_size)
         metadata = {"stages": len(self.plan.stages)}
-        self._checkpoints.save(self.steps_done, self._executor, self._job.source, data, metadata)
+        self._checkpoints.save(self.steps_done, self._executor, data, metadata)
         if wait:
             self.finish_saving()
 
@@ -452,6 +468,8 @@ class Trainer:
         self._check_open()
         if self._checkpoints is None:
             raise InputError("the trainer has no workdir to resume from")
+        # What was saved last is the newest.
+        self._checkpoints.settle()
         restored = restore(
             self._checkpoints,
             self._executor,
@@ -516,6 +534,18 @@ class Trainer:
         finally:
             self._executor.close()
             self._left.close()
+
+    def _check_whole(self) -> None:
+        """Check that the state is that of a step, all of it.
+
+        Whoever interrupts a step, as in a notebook, leaves sums of some microbatches' gradients, or
+        parameters of two steps.
+        """
+        if self._executor.is_cut_off:
+            raise InputError(
+                "a training step was cut off, and the state is between two steps; go on from a "
+                "checkpoint by resume(), or make another trainer"
+            )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError, shown
+from hetjax.errors import InputError, check_count, shown
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.layers.cost_layers import cluster_layers, crossing_bytes
 from hetjax.pipeline.layers.modules import Section, find_modules
@@ -182,12 +182,7 @@ def make_problem(
     cluster = as_cluster(cluster)
     if options.objective == "cost":
         node_prices(cluster)
-    if not isinstance(num_microbatches, int | np.integer) or isinstance(num_microbatches, bool):
-        raise InputError(
-            f"num_microbatches is {shown(num_microbatches)}; it must be a whole number, 1 or more"
-        )
-    if num_microbatches < 1:
-        raise InputError(f"num_microbatches is {num_microbatches}; it must be 1 or more")
+    check_count("num_microbatches", num_microbatches)
     _check_min_stages(options, cluster)
     if not callable(getattr(optimizer, "init", None)):
         raise InputError(f"optimizer is {shown(optimizer)}; it must be an Optax transformation")
@@ -371,7 +366,9 @@ def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:
         raise InputError("batch has no arrays; the loss function needs examples to be planned for")
     sizes = {leaf.shape[0] for leaf in leaves if leaf.shape}
     for batch_size in sizes:
-        if batch_size == 0 or batch_size % num_microbatches:
+        if batch_size == 0:
+            raise InputError("batch has 0 examples; a step needs 1 or more")
+        if batch_size % num_microbatches:
             divisors = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
             raise InputError(
                 f"batch_size = {batch_size} is not divided by num_microbatches = "

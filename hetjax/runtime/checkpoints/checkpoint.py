@@ -249,7 +249,7 @@ class StageSaver:
             The state, on the devices of the stage, or of its member.
 
         Raises:
-            CheckpointError: the checkpoint is of another model or optimizer.
+            CheckpointError: the checkpoint is of another model or optimizer, or cannot be read.
         """
         manifest = read_manifest(folder)
         _check_leaves(folder, manifest.parts, self._kinds)
@@ -260,7 +260,10 @@ class StageSaver:
                 self._kinds, self._held, (compiled.parameters, compiled.state), strict=True
             )
         )
-        stored = read_loads(folder, [*parameters, *optimizer])
+        try:
+            stored = read_loads(folder, [*parameters, *optimizer])
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{folder} cannot be read: {reason_of(error)}") from error
         return StageState(
             [load.assemble(stored) for load in parameters],
             [load.assemble(stored) for load in optimizer],
@@ -334,6 +337,8 @@ class StageSaver:
         wrote = any(not part.is_empty for part in parts)
         if wrote:
             self._checkpointer.wait_until_finished()
+            if not (folder / self.item / _INDEX).is_file():
+                raise CheckpointError(f"{self.item} was not put together: it has no {_INDEX}")
         for part, is_finite in finite.items():
             if not is_finite and were_finite(self._initial, judged[part]):
                 raise CheckpointError(f"{part.kind} leaf {part.path!r} is not finite")
@@ -341,6 +346,10 @@ class StageSaver:
             return None
         files = record_files(folder, self.item) if wrote else ()
         return StageRecord(self.pipelines.program.model, parts, files)
+
+
+_INDEX = "manifest.ocdbt"
+"""What Orbax finds an item's arrays by; it writes it last, of what all processes have written."""
 
 
 def waited(saver: StageSaver, worker: str) -> StageRecord | SaveFailure | None:

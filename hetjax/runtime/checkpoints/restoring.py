@@ -71,11 +71,13 @@ def restore(
     )
     messages = list(checkpoints.messages)
     if found is None:
+        checkpoints.go_on()
         messages.append(f"there is no checkpoint in {checkpoints.path}; starting at step 0")
         return Restored(None, 0, messages)
     check_leaves(found.path, pipelines)
     with checkpoints.reading(found.step):
         reader.load(str(found.path))
+    checkpoints.go_on()
     data = found.data or DataPosition(found.step * batch_size, batch_size)
     messages += [*found.messages, f"resumed from step {found.step} ({found.path})"]
     if data.batch_size != batch_size:

@@ -6,15 +6,17 @@ next save tries again; whoever saves is told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxtyping import PyTree
 
-from hetjax.errors import CheckpointError, InputError, SaveError, reason_of
+from hetjax.checked_files import MAX_DIGITS
+from hetjax.errors import CheckpointError, InputError, SaveError, check_count, reason_of, shown
 from hetjax.folder_lock import FolderLock
 from hetjax.runtime.checkpoints.checkpoint import check_optimizer_state
 from hetjax.runtime.checkpoints.checkpoint_files import (
@@ -52,6 +54,9 @@ class CheckpointOptions:
         keep_last: how many of the newest.
         keep_every: also those of every so many steps; None for no more.
 
+    Raises:
+        InputError: one of these is no whole number of 1 or more.
+
     Example:
         >>> CheckpointOptions(keep_every=1000).keep_last
         3
@@ -60,6 +65,11 @@ class CheckpointOptions:
     keep_last: int = 3
     keep_every: int | None = None
 
+    def __post_init__(self) -> None:
+        check_count("keep_last", self.keep_last)
+        if self.keep_every is not None:
+            check_count("keep_every", self.keep_every)
+
 
 class RunCheckpoints:
     """The checkpoints of a run that is alone in its work folder.
@@ -67,18 +77,31 @@ class RunCheckpoints:
     Args:
         workdir: the work folder; it is made where it is not there, and locked.
         options: which checkpoints to keep.
+        source: where the run's batches come from.
 
     Attributes:
         path: the folder of the checkpoints.
         messages: what was found when the folder was locked, in sentences for people.
 
     Raises:
-        InputError: another run has the folder, or it cannot be written to; one of the numbers is
-            below 1.
+        InputError: another run has the folder, or it cannot be written to; its path has brackets;
+            what the source tells of its data cannot be written down.
     """
 
-    def __init__(self, workdir: str | Path, options: CheckpointOptions):
+    def __init__(
+        self,
+        workdir: str | Path,
+        options: CheckpointOptions,
+        source: BatchSource | None = None,
+    ):
         self.path = Path(workdir).resolve() / CHECKPOINTS_FOLDER
+        if not {"[", "]"}.isdisjoint(str(self.path)):
+            # Orbax takes them for a pattern, and leaves out what it has written.
+            raise InputError(
+                f"workdir {workdir} is {self.path.parent}; checkpoints cannot be written into a "
+                f"folder with '[' or ']' in its path; name another one"
+            )
+        self._told = fingerprint_of(source)
         self._workdir = workdir
         self._folder = CheckpointFolder(
             self.path, keep_last=options.keep_last, keep_every=options.keep_every
@@ -110,7 +133,6 @@ class RunCheckpoints:
         self,
         step: int,
         writer: Writer,
-        source: BatchSource | None,
         data: DataPosition,
         metadata: Mapping[str, Any],
     ) -> None:
@@ -119,7 +141,6 @@ class RunCheckpoints:
         Args:
             step: the number of steps done.
             writer: who writes the state.
-            source: where the batches come from.
             data: the place in them, without a fingerprint.
             metadata: what else to find again, as JSON values.
 
@@ -134,13 +155,12 @@ class RunCheckpoints:
             self._fail(SaveError(step, reason_of(error)))
             return
         writer.save(str(folder))
-        self._pending = self._commits.submit(self._commit, step, writer, source, data, metadata)
+        self._pending = self._commits.submit(self._commit, step, writer, data, metadata)
 
     def _commit(
         self,
         step: int,
         writer: Writer,
-        source: BatchSource | None,
         data: DataPosition,
         metadata: Mapping[str, Any],
     ) -> None:
@@ -151,7 +171,7 @@ class RunCheckpoints:
             if failures:
                 raise SaveError(step, f"{failures[0].worker}: {failures[0].reason}")
             records = [each for each in found if isinstance(each, StageRecord)]
-            told = DataPosition(data.examples, data.batch_size, fingerprint_of(source))
+            told = replace(data, fingerprint=self._told)
             self._folder.commit(step, records, told, metadata)
         except BaseException as error:
             self._folder.give_up()
@@ -186,13 +206,16 @@ class RunCheckpoints:
         """
         if self._pending is None:
             return
-        pending, self._pending = self._pending, None
         try:
-            pending.result()
+            self._pending.result()
         except SaveError as error:
             self._fail(error)
         else:
             self._failed = None
+        finally:
+            # Who was interrupted while waiting has not ended what is being written.
+            if self._pending.done():
+                self._pending = None
 
     def _fail(self, error: SaveError) -> None:
         self._failed, self._is_raised = error, False
@@ -205,7 +228,7 @@ class RunCheckpoints:
         or_start: bool,
         allow_changed_data: bool,
     ) -> Checkpoint | None:
-        """Find the checkpoint to go on from.
+        """Find the checkpoint to go on from; `go_on` says that it was done.
 
         Args:
             model: fingerprint of the loss that goes on.
@@ -223,13 +246,15 @@ class RunCheckpoints:
         if found is None:
             if not or_start:
                 raise nothing_to_resume(self.path)
-            self._goes_on = True
             return None
         messages = compared(found.step, found.data, source, allow_changed_data=allow_changed_data)
-        self._goes_on = True
         return Checkpoint(
             found.step, found.path, found.data, found.metadata, (*found.messages, *messages)
         )
+
+    def go_on(self) -> None:
+        """From here on the checkpoints are those of this run, which may replace and remove them."""
+        self._goes_on = True
 
     def reading(self, step: int) -> Any:
         """Keep a checkpoint from being removed while the block reads it."""
@@ -293,8 +318,35 @@ def nothing_to_resume(path: Path) -> CheckpointError:
 
 
 def fingerprint_of(source: BatchSource | None) -> Mapping[str, Any] | None:
-    """What tells a source's data from others; None where it cannot say."""
-    return source.fingerprint() if isinstance(source, FingerprintedSource) else None
+    """What tells a source's data from others; None where it cannot say.
+
+    Args:
+        source: the source.
+
+    Raises:
+        InputError: it tells something that a checkpoint cannot give back as it was.
+    """
+    if not isinstance(source, FingerprintedSource):
+        return None
+    told = source.fingerprint()
+    if not isinstance(told, Mapping):
+        raise InputError(f"the source's fingerprint is {shown(told)}; a mapping is wanted")
+    for name, value in told.items():
+        if not isinstance(name, str) or not _is_written(value):
+            raise InputError(
+                f"the source's fingerprint has {shown(name)}: {shown(value)}; allowed are texts, "
+                f"finite numbers of at most {MAX_DIGITS} digits, and True or False, by names"
+            )
+    return told
+
+
+def _is_written(value: object) -> bool:
+    """Whether JSON gives a value back as it was."""
+    if type(value) is int:
+        return abs(value) < 10**MAX_DIGITS
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) in (str, bool)
 
 
 def compared(

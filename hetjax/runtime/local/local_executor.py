@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence, Set
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,12 +49,18 @@ class LocalExecutor:
         devices: the process's devices, as many as the cluster has or more, in any order: each goes
             where its kind is wanted; ``jax.devices()`` where none are given.
 
+    Attributes:
+        is_cut_off: whether a step or a load did not come to its end, so that the state is that of
+            no step.
+
     Raises:
         InputError: there are fewer devices than the cluster has, or they are of other kinds.
     """
 
     def __init__(self, job: Job, placement: Placement, devices: Sequence[Any] | None = None):
         self._job, self._placement = job, placement
+        self.is_cut_off = False
+        self._running: list[Future[Any]] = []
         members = [
             (stage, place, member)
             for stage, each in enumerate(placement.plan.stages)
@@ -180,7 +186,9 @@ class LocalExecutor:
         self._call += 1
         call, feed = self._call, self._feed(first_example, batch)
         reports: dict[int, list[StepReport]] = {}
+        self.is_cut_off = True
         found = self._all(lambda workers: workers.train_step(call, feed, timed=timed))
+        self.is_cut_off = False
         for there, each in zip(self._device_workers, found, strict=True):
             for worker, report in zip(there.workers, each, strict=True):
                 reports.setdefault(worker.stage, []).append(report)
@@ -222,8 +230,12 @@ class LocalExecutor:
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
+        # Whoever was interrupted while waiting has not ended what runs.
+        wait(self._running)
+        self.is_cut_off = True
         for worker, saver in zip(self.workers, self._savers, strict=True):
             worker.restore(saver.load(Path(folder), worker.compiled))
+        self.is_cut_off = False
 
     def parameters(self) -> list[tuple[ParameterPart, np.ndarray]]:
         """Every parameter part that the first pipeline holds, as a NumPy array."""
@@ -257,6 +269,7 @@ class LocalExecutor:
                 raise
 
         futures = [self._threads.submit(run, each) for each in self._device_workers]
+        self._running = [*futures]
         wait(futures, return_when=FIRST_EXCEPTION)
         if self.transport.failure is not None:
             raise self.transport.failure

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hetjax.errors import InputError, check_seconds, shown
 from hetjax.runtime.workers.playing import Play
 
 
@@ -20,6 +21,10 @@ class LocalOptions:
             plan predicts, and all times are told in the cluster's seconds.
         deadline: seconds after which a stage that waits for another gives up.
 
+    Raises:
+        InputError: there are no such devices or one is given twice, `play` is none, or the deadline
+            is no time to wait.
+
     Example:
         >>> LocalOptions(play=Play(scale=2.5)).deadline
         300.0
@@ -28,3 +33,16 @@ class LocalOptions:
     devices: Sequence[Any] | None = None
     play: Play | None = None
     deadline: float = 300.0
+
+    def __post_init__(self) -> None:
+        check_seconds("deadline", self.deadline)
+        if self.play is not None and not isinstance(self.play, Play):
+            raise InputError(f"play is {shown(self.play)}; give hetjax.Play(), or None")
+        if self.devices is None:
+            return
+        if not self.devices:
+            raise InputError("devices has none; give some, or None for jax.devices()")
+        if strange := [each for each in self.devices if not hasattr(each, "device_kind")]:
+            raise InputError(f"devices: {shown(strange[0])} is no device of JAX")
+        if len(set(self.devices)) < len(self.devices):
+            raise InputError(f"devices is {shown(self.devices)}; allowed: each once")

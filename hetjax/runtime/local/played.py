@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -72,11 +73,15 @@ class PlayedExecutor(LocalExecutor):
         if self.player is None:
             states = [_copied(worker.state()) for worker in self.workers]
             warm_up, rehearsal = Rehearsal(), Rehearsal()
-            for each in (warm_up, *[rehearsal] * _REHEARSED_STEPS):
-                with self._paced(each):
-                    super().train_step(step, batch)
-            for worker, state in zip(self.workers, states, strict=True):
-                worker.restore(state)
+            try:
+                for each in (warm_up, *[rehearsal] * _REHEARSED_STEPS):
+                    with self._paced(each):
+                        super().train_step(step, batch)
+            finally:
+                wait(self._running)
+                for worker, state in zip(self.workers, states, strict=True):
+                    worker.restore(state)
+                self.is_cut_off = False
             pacing = Pacing(self._times, rehearsal.usual())
             self.player = Player(pacing, self._play.scale or pacing.least_scale)
             self._played_transport.set_deadline(self._job.deadline * max(1.0, self.player.scale))

@@ -6,12 +6,13 @@ import logging
 import os
 import re
 import socket
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetjax.errors import InputError, unknown_name
+from hetjax.errors import InputError, check_seconds, unknown_name
 from hetjax.mesh.host_cpu import HOST_DEVICES
 from hetjax.mesh.measured import NODE_RESOURCE
 from hetjax.mesh.subcluster import Subcluster
@@ -57,7 +58,7 @@ class RayOptions:
             that it knows as `Trainer.carrier_curves`.
 
     Raises:
-        InputError: there is no such carrier.
+        InputError: there is no such carrier, or the deadline is no time to wait.
 
     Example:
         >>> RayOptions(cores=(0, 1)).address is None
@@ -71,6 +72,7 @@ class RayOptions:
     curves: CarrierCurves = field(default_factory=CarrierCurves)
 
     def __post_init__(self) -> None:
+        check_seconds("deadline", self.deadline)
         if self.carrier is not None and self.carrier not in BETWEEN_PROCESSES:
             raise InputError(unknown_name("carrier", self.carrier, BETWEEN_PROCESSES))
 
@@ -109,6 +111,49 @@ def connect_to_ray(options: RayOptions) -> bool:
             f"token, set RAY_AUTH_MODE=token)"
         ) from None
     return True
+
+
+class RayUsers:
+    """Who of this process needs a connection to Ray that one of them has made.
+
+    Several trainers may train side by side; the last to go disconnects.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def join(self, options: RayOptions) -> bool:
+        """Connect to a Ray cluster, or use the connection that there is.
+
+        Args:
+            options: which cluster.
+
+        Returns:
+            Whether to `leave` it; not where somebody else has connected.
+
+        Raises:
+            InputError: as `connect_to_ray` does.
+        """
+        with self._lock:
+            if connect_to_ray(options):
+                self._count = 1
+                return True
+            self._count += self._count > 0
+            return self._count > 0
+
+    def leave(self) -> None:
+        """Disconnect, where nobody else needs the connection."""
+        import ray
+
+        with self._lock:
+            self._count = max(0, self._count - 1)
+            if not self._count and ray.is_initialized():
+                ray.shutdown()
+
+
+RAY_USERS = RayUsers()
+"""Those of this process."""
 
 
 def _initialize(address: str | None) -> None:

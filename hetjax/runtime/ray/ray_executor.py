@@ -26,6 +26,7 @@ from hetjax.runtime.moves.peers import Peer, names_of, processes_of
 from hetjax.runtime.moves.state_switch import moved_arrays
 from hetjax.runtime.ray.ray_carriers import Joined, choose_carriers, joined_both_ways
 from hetjax.runtime.ray.ray_cluster import (
+    RAY_USERS,
     RayOptions,
     check_resources,
     connect_to_ray,
@@ -90,8 +91,9 @@ class RayExecutor:
         self._processes = processes_of(job.plan)
         self._workers = RayWorkers(names_of(job.plan))
         self._call = 0
+        self._is_between_steps = True
         self._fetches: Fetches | None = None
-        self._connected = connect_to_ray(options)
+        self._connected = RAY_USERS.join(options)
         try:
             self._set_up(options, fetched or {})
         except BaseException:
@@ -255,6 +257,14 @@ class RayExecutor:
         return executor, plan
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether a step or a load did not come to its end, and the workers still run.
+
+        Those that have ended say why at every call.
+        """
+        return not self._is_between_steps and self._workers.ended is None
+
+    @property
     def processes(self) -> dict[Peer, int]:
         """The process of each worker."""
         return self._workers.processes
@@ -327,9 +337,11 @@ class RayExecutor:
         given = dict.fromkeys(self._processes, None) if batch is None else self._given(batch)
         self._call += 1
         call = self._call
+        self._is_between_steps = False
         reports = self._workers.call_each(
             lambda peer, actor: actor.train_step.remote(call, first_example, given[peer], timed)
         )
+        self._is_between_steps = True
         if timed:
             reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
         stages: dict[int, dict[int, list[StepReport]]] = {}
@@ -356,7 +368,10 @@ class RayExecutor:
 
     def num_held_out(self) -> int:
         """How many held-out batches there are."""
-        return self._workers.call(lambda actor: actor.num_held_out.remote(), [(0, 0)])[0, 0]
+        found = self._workers.call(lambda actor: actor.num_held_out.remote(), [(0, 0)])[0, 0]
+        if isinstance(found, InputError):
+            raise found
+        return found
 
     def evaluate(self, index: int) -> tuple[float, ...]:
         """The sums of a held-out batch, as `StageWorker.evaluate` returns them."""
@@ -381,7 +396,10 @@ class RayExecutor:
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
+        self._is_between_steps = False
+        # Workers do one thing after the other: a step that nobody waits for any more ends before.
         self._workers.call(lambda actor: actor.load.remote(folder))
+        self._is_between_steps = True
 
     def parameters(self) -> list[tuple[ParameterPart, Any]]:
         """Every parameter part that the first pipeline holds, as a NumPy array."""
@@ -412,13 +430,11 @@ class RayExecutor:
         }
 
     def close(self) -> None:
-        """End all workers, and leave the Ray cluster if the executor has joined it."""
-        import ray
-
+        """End all workers, and leave the Ray cluster if nobody else here is in it."""
         self._workers.end(RuntimeError("the workers have been ended"))
         connected, self._connected = self._connected, False
-        if connected and ray.is_initialized():
-            ray.shutdown()
+        if connected:
+            RAY_USERS.leave()
 
 
 def _check_cores(plan: Plan, options: RayOptions) -> None:

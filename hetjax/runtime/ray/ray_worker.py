@@ -321,9 +321,15 @@ class HostWorker:
         """Run the following training steps in another order."""
         self.workers.use_schedule(schedule)
 
-    def num_held_out(self) -> int:
-        """How many held-out batches there are."""
-        return 0 if self.reader is None else self.reader.num_held_out
+    def num_held_out(self) -> int | InputError:
+        """How many held-out batches there are, or what is wrong with them.
+
+        What is raised would end the workers, and with them the state.
+        """
+        try:
+            return 0 if self.reader is None else self.reader.num_held_out
+        except InputError as error:
+            return error
 
     def evaluate(self, call: int, index: int) -> list[tuple[float, ...] | None]:
         """The sums of a held-out batch, as `StageWorker.evaluate` returns them for each stage."""

@@ -89,7 +89,9 @@ class BatchReader:
 
     def _submit(self, first_example: int, first: int, end: int) -> Future[list[np.ndarray]]:
         key = (first_example, first, end)
-        if key not in self._ahead:
+        known = self._ahead.get(key)
+        # What could not be read ahead may be there by now.
+        if known is None or (known.done() and known.exception() is not None):
             self._ahead[key] = self._thread.submit(
                 self._read, first_example + first, first_example + end
             )
@@ -102,8 +104,7 @@ class BatchReader:
             step, row = divmod(example, self._batch_size)
             stop = min(self._batch_size, row + end - example)
             batch = self._source.batch(step, self._batch_size, slice(row, stop))
-            leaves = zip(self._names, jax.tree.leaves(batch), self._shapes, strict=True)
-            pieces.append([_as_planned(n, host_array(leaf), s.dtype) for n, leaf, s in leaves])
+            pieces.append(_checked(batch, self._names, self._shapes, stop - row, "the source's "))
             example += stop - row
         return (
             pieces[0]
@@ -129,8 +130,13 @@ class BatchReader:
 
     def _complete(self, batch: PyTree) -> list[np.ndarray]:
         found: Mapping[str, Any] = dict(zip(path_names(batch), jax.tree.leaves(batch), strict=True))
+        if unknown := [name for name in found if name not in self._names]:
+            raise InputError(
+                f"a held-out batch has leaf {unknown[0]!r}; training batches have "
+                f"{list(self._names)}"
+            )
         return [
-            _as_planned(name, host_array(found[name]), shape.dtype)
+            _as_wanted(name, found[name], shape, self._batch_size, "held-out ")
             if name in found
             else np.zeros((self._batch_size, *shape.shape[1:]), shape.dtype)
             for name, shape in zip(self._names, self._shapes, strict=True)
@@ -156,22 +162,36 @@ def feed_of(batch: PyTree, shapes: PyTree, batch_size: int) -> Feed:
         InputError: it has other leaves, another number of examples, or numbers that the planned
             dtype does not hold.
     """
-    if path_names(batch) != path_names(shapes):
-        raise InputError(
-            f"the batch has leaves {list(path_names(batch))}, the plan was made for "
-            f"{list(path_names(shapes))}"
-        )
-    leaves = [host_array(leaf) for leaf in jax.tree.leaves(batch)]
     wanted = [host_shape(shape) for shape in jax.tree.leaves(shapes)]
-    for name, leaf, shape in zip(path_names(batch), leaves, wanted, strict=True):
-        if leaf.shape != (batch_size, *shape.shape[1:]):
-            raise InputError(
-                f"batch leaf {name!r} has shape {leaf.shape}; "
-                f"{(batch_size, *shape.shape[1:])} is wanted"
-            )
-    named = zip(path_names(batch), leaves, wanted, strict=True)
-    planned = [_as_planned(name, leaf, shape.dtype) for name, leaf, shape in named]
+    planned = _checked(batch, path_names(shapes), wanted, batch_size)
     return lambda first, end: [leaf[first:end] for leaf in planned]
+
+
+def _checked(
+    batch: PyTree,
+    names: Sequence[str],
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    num_examples: int,
+    whose: str = "",
+) -> list[np.ndarray]:
+    """The leaves of a batch, which has those and as many examples as were planned."""
+    if path_names(batch) != tuple(names):
+        raise InputError(
+            f"{whose or 'the '}batch has leaves {list(path_names(batch))}, the plan was made for "
+            f"{list(names)}"
+        )
+    leaves = zip(names, jax.tree.leaves(batch), shapes, strict=True)
+    return [_as_wanted(name, leaf, shape, num_examples, whose) for name, leaf, shape in leaves]
+
+
+def _as_wanted(
+    name: str, leaf: Any, shape: jax.ShapeDtypeStruct, num_examples: int, whose: str
+) -> np.ndarray:
+    """A leaf with as many examples as are wanted, of the planned shape and dtype."""
+    array, wanted = host_array(leaf), (num_examples, *shape.shape[1:])
+    if array.shape != wanted:
+        raise InputError(f"{whose}batch leaf {name!r} has shape {array.shape}; {wanted} is wanted")
+    return _as_planned(name, array, shape.dtype)
 
 
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)

@@ -1,0 +1,195 @@
+"""Steps, loads and saves that are cut off: nothing goes on from what they leave half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ray_jobs import BATCH, LENGTH, VOCABULARY, make_plan, make_trainer
+
+from hetjax import CheckpointError, InputError, Trainer
+from hetjax.data import synthetic
+from hetjax.runtime.checkpoints.checkpoint import StageSaver
+from hetjax.runtime.workers.feed import BatchReader
+from hetjax.runtime.workers.instruction_run import InstructionRun
+
+DATA = synthetic(VOCABULARY, LENGTH, size=2000)
+
+
+class Changed:
+    """The data, which a test may change as they are read."""
+
+    def __init__(self, change: Callable[[Any], Any] = lambda batch: batch) -> None:
+        self.change = change
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+        return self.change(DATA.batch(step, batch_size, rows))
+
+    def held_out_batches(self, batch_size: int) -> list[Any]:
+        return [self.change(each) for each in DATA.held_out_batches(batch_size)][:2]
+
+
+def make(source: Any, workdir: Path | None = None) -> Trainer:
+    return make_trainer(
+        "local", make_plan(), source=source, batch=DATA.batch(0, BATCH), workdir=workdir
+    )
+
+
+def interrupted(call: Callable[[], Any]) -> None:
+    """Ctrl-C while something is done."""
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+def test_nothing_goes_on_from_a_step_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    compute = InstructionRun.compute
+
+    def late(self: Any, instruction: Any) -> None:
+        time.sleep(0.2)
+        compute(self, instruction)
+
+    with make(DATA, tmp_path) as trainer:
+        trainer.train_step()
+        trainer.save(wait=True)
+        expected = [trainer.train_step().loss for _ in range(2)]
+        monkeypatch.setattr(InstructionRun, "compute", late)
+        interrupted(trainer.train_step)
+        monkeypatch.undo()
+        for act in (trainer.train_step, trainer.save, trainer.measure):
+            with pytest.raises(InputError, match="was cut off, and the state is between two steps"):
+                act()
+        trainer.resume()
+        assert trainer.steps_done == 1
+        assert [trainer.train_step().loss for _ in range(2)] == expected
+
+
+def test_a_batch_that_is_refused_cuts_nothing_off():
+    with make(Changed()) as trainer:
+        with pytest.raises(InputError, match="has leaves"):
+            trainer.train_step({"other": np.zeros((BATCH, 1), np.float32)})
+        trainer.train_step()
+
+
+def test_a_failed_resumption_leaves_the_checkpoints_of_the_run_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with make(DATA, tmp_path) as trainer:
+        trainer.train_step()
+        trainer.save(wait=True)
+    load = StageSaver.load
+
+    def failing(self: Any, *arguments: Any) -> Any:
+        if self.stage:
+            raise CheckpointError("the disk is gone")
+        return load(self, *arguments)
+
+    monkeypatch.setattr(StageSaver, "load", failing)
+    with make(DATA, tmp_path) as trainer:
+        with pytest.raises(CheckpointError, match="the disk is gone"):
+            trainer.resume()
+        with pytest.raises(InputError, match="holds checkpoints of an earlier run"):
+            trainer.train_step()
+        monkeypatch.undo()
+        trainer.resume()
+        trainer.train_step()
+
+
+def test_one_goes_on_from_what_was_saved_last(tmp_path: Path):
+    with make(DATA, tmp_path) as trainer:
+        trainer.train_step()
+        trainer.save(wait=True)
+        trainer.train_step()
+        trainer.save()
+        trainer.train_step()
+        trainer.resume()
+        assert trainer.steps_done == 2
+
+
+def test_who_is_interrupted_while_a_checkpoint_is_written_has_it_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    wait = StageSaver.wait
+
+    def slow(self: Any) -> Any:
+        time.sleep(0.5)
+        return wait(self)
+
+    monkeypatch.setattr(StageSaver, "wait", slow)
+    with make(DATA, tmp_path) as trainer:
+        trainer.train_step()
+        trainer.save()
+        interrupted(trainer.finish_saving)
+        expected = trainer.train_step().loss
+        trainer.save()
+    names = sorted(each.name for each in (tmp_path / "checkpoints").iterdir())
+    assert names == ["00000001", "00000002"]
+    with make(DATA, tmp_path) as trainer:
+        trainer.resume()
+        assert trainer.steps_done == 2
+        trainer.train_step()
+    assert expected > 0
+
+
+def test_what_could_not_be_read_ahead_is_read_again():
+    failures = iter([None, OSError("the network is gone")])
+
+    def failing(batch: Any) -> Any:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return batch
+
+    batch = DATA.batch(0, BATCH)
+    reader = BatchReader(Changed(failing), BATCH, batch)
+    reader.training(0)(0, BATCH)
+    with pytest.raises(OSError, match="the network is gone"):
+        reader.training(BATCH)(0, BATCH)
+    (found,) = reader.training(BATCH)(0, BATCH)
+    (expected,) = DATA.batch(1, BATCH).values()
+    assert np.array_equal(found, expected)
+    reader.close()
+
+
+def only(**leaves: Any) -> Callable[[Any], Any]:
+    return lambda batch: {**batch, **leaves}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (only(other=np.zeros(3)), r"the source's batch has leaves .*'other'"),
+        (
+            lambda batch: {name: leaf[:1] for name, leaf in batch.items()},
+            r"the source's batch leaf '\w+' has shape \(1, \d+\); \(\d+, \d+\) is wanted",
+        ),
+    ],
+    ids=["another leaf", "one example"],
+)
+def test_batches_of_a_source_are_what_was_planned(change: Any, message: str):
+    with make(Changed(change)) as trainer, pytest.raises(InputError, match=message):
+        trainer.train_step()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (only(other=np.zeros(3)), "a held-out batch has leaf 'other'; training batches have"),
+        (
+            lambda batch: {name: np.concatenate([leaf] * 2) for name, leaf in batch.items()},
+            r"held-out batch leaf '\w+' has shape",
+        ),
+    ],
+    ids=["another leaf", "twice as many"],
+)
+def test_held_out_batches_are_too(change: Any, message: str):
+    with make(Changed(change)) as trainer, pytest.raises(InputError, match=message):
+        trainer.evaluate()

@@ -1,0 +1,104 @@
+"""Options of a run that make no sense are refused before anything is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ray_jobs import BATCH, LENGTH, VOCABULARY, make_plan, make_trainer
+
+from hetjax import InputError, LocalOptions, Play, RayOptions
+from hetjax.data import synthetic
+from hetjax.runtime.checkpoints.saving import CheckpointOptions, fingerprint_of
+
+DATA = synthetic(VOCABULARY, LENGTH, size=2000)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CheckpointOptions(keep_last=0), "keep_last is 0; it must be a whole number"),
+        (lambda: CheckpointOptions(keep_last=1.5), "keep_last is 1.5"),  # type: ignore[arg-type]
+        (lambda: CheckpointOptions(keep_every="a"), "keep_every is 'a'"),  # type: ignore[arg-type]
+        (lambda: LocalOptions(deadline=float("nan")), "deadline is nan; it must be seconds, more"),
+        (lambda: LocalOptions(deadline="5"), "deadline is '5'"),  # type: ignore[arg-type]
+        (lambda: RayOptions(deadline=0), "deadline is 0"),
+        (lambda: LocalOptions(play=1.0), "play is 1.0; give"),  # type: ignore[arg-type]
+        (lambda: LocalOptions(devices=[]), "devices has none; give some, or None"),
+        (lambda: LocalOptions(devices=["x"]), "devices: 'x' is no device of JAX"),
+        (lambda: LocalOptions(devices=jax.devices()[:1] * 2), "allowed: each once"),
+    ],
+)
+def test_they_are_named(make: Any, message: str):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_what_makes_sense_is_taken():
+    assert LocalOptions(devices=jax.devices(), play=Play(), deadline=1).deadline == 1
+    assert CheckpointOptions(np.int64(2)).keep_last == 2  # type: ignore[arg-type]
+
+
+def make(**others: Any) -> Any:
+    arguments = {"source": DATA, "batch": DATA.batch(0, BATCH), **others}
+    return make_trainer("local", make_plan(), **arguments)
+
+
+def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match=r"a folder with '\[' or '\]' in its path"):
+        make(workdir=tmp_path / "run[1]")
+    with pytest.raises(InputError, match="workdir is no possible path"):
+        make(workdir="a\0b")
+
+
+class Telling:
+    """A source that tells something of its data."""
+
+    def __init__(self, told: Any) -> None:
+        self.told = told
+
+    def fingerprint(self) -> Any:
+        return self.told
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+        return DATA.batch(step, batch_size, rows)
+
+    def held_out_batches(self, batch_size: int) -> Any:
+        return DATA.held_out_batches(batch_size)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (3, "the source's fingerprint is 3; a mapping is wanted"),
+        ({"hash": 2**256}, r"fingerprint has 'hash': \d+\.\.\.; allowed are texts"),
+        ({"seed": np.int64(1)}, "fingerprint has 'seed'"),
+        ({"rate": float("nan")}, "fingerprint has 'rate': nan"),
+        ({"sizes": (1, 2)}, "fingerprint has 'sizes'"),
+        ({1: "one"}, "fingerprint has 1"),
+    ],
+)
+def test_a_fingerprint_that_no_checkpoint_gives_back_is_refused(
+    told: Any, message: str, tmp_path: Path
+):
+    with pytest.raises(InputError, match=message):
+        make(source=Telling(told), workdir=tmp_path)
+    right = {"text": "a", "seed": 1, "rate": 0.5, "is": True}
+    assert fingerprint_of(Telling(right)) == right
+
+
+def test_counts_are_counts():
+    with make() as trainer:
+        with pytest.raises(InputError, match="max_batches is 0; it must be a whole number, 1"):
+            trainer.evaluate(0)
+        with pytest.raises(InputError, match="rounds is 0; it must be a whole number, 1 or more"):
+            trainer.measure(rounds=0)
+        assert trainer.steps_done == 0
+
+
+def test_nothing_is_no_batch():
+    with pytest.raises(InputError, match=r"batch is \{\}, which has no arrays"):
+        make(batch={})
