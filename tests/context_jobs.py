@@ -195,10 +195,15 @@ def in_chunks(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def context_plan(
-    *splits: ContextSplit, function: Any = loss, parameters: Any = parameters, **changes: Any
+    *splits: ContextSplit,
+    function: Any = loss,
+    parameters: Any = parameters,
+    batch: Any = None,
+    **changes: Any,
 ) -> Plan:
     """A stage for each split, each member a host of one device."""
-    shapes = jax.eval_shape(lambda: Tokens().batch(0, SIZE))
+    whole = Tokens().batch(0, SIZE) if batch is None else batch
+    shapes = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[:SIZE], whole))
     program = trace(function, parameters(), shapes, divides_sequences=True)
     link = Link(bandwidth=1e9, latency=1e-5)
     counts = [len(split.devices) for split in splits]

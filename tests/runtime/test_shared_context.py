@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from context_jobs import (
     JOB,
     LENGTH,
+    MICROBATCHES,
     QUERY_HEADS,
+    SIZE,
+    Tokens,
     context_plan,
     in_chunks,
+    loss,
     one_device_losses,
     scanned,
     split_of,
@@ -24,6 +31,7 @@ from context_jobs import (
 from one_device import TOLERANCE
 from ray_jobs import RUNTIMES
 
+import hetjax
 from hetjax import Trainer
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, Subcluster, SubMesh
@@ -203,3 +211,38 @@ def test_keys_go_round_in_both_passes_while_members_compute():
             own, *others = [s for s in steps[place + 1 :] if getattr(s, "submesh", 0) == member]
             assert first not in own.inputs
             assert first in others[0].inputs
+
+
+Segments = Callable[[Any], Any]
+CONSTANT = np.repeat(np.arange(4, dtype=np.int32), LENGTH // 4)
+SEGMENTS: dict[str, Segments] = {
+    "a leaf": lambda batch: batch["segments"],
+    "of a leaf": lambda batch: batch["segments"] * 2,
+    "a sum along tokens": lambda batch: jnp.cumsum(batch["starts"], 1),
+    "a constant": lambda batch: jnp.broadcast_to(CONSTANT, batch["segments"].shape),
+}
+
+
+def packed(parameters: Any, batch: Any, segments: Segments) -> tuple[jax.Array, jax.Array]:
+    """The loss of sequences that hold several texts, which do not see each other."""
+    ids = segments(batch)
+
+    def within(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        return hetjax.attention(query, key, value, causal=True, segment_ids=ids)
+
+    return loss(parameters, batch, within)
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_segments_lie_as_tokens_do_wherever_they_come_from(name: str):
+    function = partial(packed, segments=SEGMENTS[name])
+    rng = np.random.default_rng(0)
+    starts = (rng.random((MICROBATCHES * SIZE, LENGTH)) < 0.3).astype(np.int32)
+    segments = np.cumsum(starts, axis=1, dtype=np.int32)
+    batch = {**Tokens().batch(0, MICROBATCHES * SIZE), "segments": segments, "starts": starts}
+    total, count = jax.jit(function)(JOB["parameters"](), batch)
+    job = {**JOB, "loss_function": function, "batch": batch, "source": None}
+    plan = context_plan(RING, function=function, batch=batch)
+    with Trainer(**job, plan=plan) as trainer:
+        found = trainer.train_step(batch).loss
+    assert found == pytest.approx(float(total / count), rel=TOLERANCE)

@@ -211,9 +211,16 @@ class _TokenWalk:
                 if not isinstance(operand, Constant):
                     self.uses.setdefault(operand, []).append((each, place))
 
-    def follow(self, seeds: Sequence[tuple[Any, int]]) -> tuple[Any, InputError] | None:
+    def follow(self, seeds: Sequence[tuple[Any, int, _Equation]]) -> tuple[Any, InputError] | None:
         """Follow tokens wherever they go; what cannot be followed, with the reason."""
-        waiting = [(value, dimension, None) for value, dimension in seeds]
+        waiting: list[tuple[Any, int, _Equation | None]] = []
+        for value, dimension, attention in seeds:
+            if isinstance(value, Constant) or value in self.own:
+                # An attention may be given what stays in the model's order, as a batch's segments.
+                places = (p for p, operand in enumerate(attention.operands) if operand is value)
+                self._take(attention, next(places), dimension)
+            else:
+                waiting.append((value, dimension, None))
         while waiting:
             value, dimension, by = waiting.pop()
             if isinstance(value, Constant) or value in self.own:
@@ -290,13 +297,17 @@ class _TokenWalk:
             for dimension in _places(name, labels):
                 operand = each.operands[place]
                 if isinstance(operand, Constant) or operand in self.own:
-                    if (each, place, dimension) not in self.taken:
-                        self.taken.append((each, place, dimension))
+                    self._take(each, place, dimension)
                 else:
                     found.append((operand, dimension, each))
         for place, labels in enumerate(results):
             found += [(each.results[place], d, each) for d in _places(name, labels)]
         return found
+
+    def _take(self, each: _Equation, place: int, dimension: int) -> None:
+        """Note that tokens come to an equation in the model's order."""
+        if (each, place, dimension) not in self.taken:
+            self.taken.append((each, place, dimension))
 
     def _goes_along(self, each: _Equation, where: str = "") -> InputError:
         has_rule = each.equation is not None and signature_of(each.equation) is not None
@@ -332,14 +343,14 @@ class _TokenWalk:
         return TokenDimensions(values, made, taken)
 
 
-def _attended(each: _Equation) -> Iterator[tuple[Any, int]]:
+def _attended(each: _Equation) -> Iterator[tuple[Any, int, _Equation]]:
     """The tokens of an attention: of its queries, keys, values, segments, and of what it makes."""
     if not _attends(each):
         return
     assert each.equation is not None
     found = attention_of(each.equation, each.operands)
     for value in (found.query, found.key, found.value, *found.segments, *each.results):
-        yield value, found.token_dimension
+        yield value, found.token_dimension, each
 
 
 def _attends(each: _Equation) -> bool:

@@ -38,12 +38,14 @@ def share_context(stage: Stage, program: Program, ring: ContextRing) -> Stage:
 
 
 def _shared(step: Step, place: int | None, tokens: TokenDimensions, ring: ContextRing) -> Step:
+    taken = {} if place is None else tokens.taken.get(place, {})
     if step.name == ATTENTION.name:
-        beside = ring, form_of(step)
-        return replace(step, evaluate=_attention(step, ring), equation=None, beside=beside)
+        beside = ring, form_of(step), tuple(taken.items())
+        evaluate = _ordered(_attention(step, ring), taken, {}, ring)
+        return replace(step, evaluate=evaluate, equation=None, beside=beside)
     if place is None:
         return step
-    taken, made = tokens.taken.get(place, {}), tokens.made.get(place, {})
+    made = tokens.made.get(place, {})
     if not taken and not made:
         return step
     # What is repeated for every token is divided all the same.

@@ -57,7 +57,13 @@ def several_pipelines(
     """
     first = problems[0]
     most = min(first.options.max_pipelines, max(each.num_microbatches for each in problems))
-    floors = ((_floor(problems, parts), parts) for parts in divisions(first.cluster, most))
+    least = first.options.min_stages
+    large = (
+        parts
+        for parts in divisions(first.cluster, most)
+        if all(sum(devices_of(part).values()) >= least for part in parts)
+    )
+    floors = ((_floor(problems, parts), parts) for parts in large)
     best: Plan | None = None
     best_parts: tuple[ClusterPart, ...] = ()
     known = _KnownPipelines()
@@ -279,7 +285,6 @@ def _problem_on(problem: PlanningProblem, part: ClusterPart, count: int) -> Plan
     cluster = replace(whole, subclusters=subclusters)
     options = replace(
         problem.options,
-        min_stages=min(problem.options.min_stages, cluster.num_devices),
         max_pipelines=1,
         objective="step_time",
         # Who shares a stage need not share a batch.
