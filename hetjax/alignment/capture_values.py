@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import tokenize
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,10 +128,15 @@ class ValueArchives:
                 raise ValueError("it is compressed")
             if member.file_size > saved.num_bytes + _HEADER_BYTES:
                 raise ValueError("it is larger than it should be")
-            array = np.load(io.BytesIO(file.read(member)), allow_pickle=False)
-            if array.shape != saved.shape or array.dtype != _plain_dtype(saved.dtype):
-                raise ValueError(f"it is {array.dtype}{list(array.shape)}")
-        except (zipfile.BadZipFile, ValueError, KeyError, OSError, EOFError, RuntimeError) as error:
+            content = io.BytesIO(file.read(member))
+            # Before anything of that size is allocated.
+            np.lib.format.read_magic(content)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(content)
+            if shape != saved.shape or dtype != _plain_dtype(saved.dtype):
+                raise ValueError(f"it is {dtype}{list(shape)}")
+            content.seek(0)
+            array = np.load(content, allow_pickle=False)
+        except (*_DAMAGES, KeyError, OSError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(
@@ -144,6 +150,18 @@ class ValueArchives:
             file = self._stack.enter_context(os.fdopen(handle, "rb", closefd=False))
             self._open[number] = self._stack.enter_context(zipfile.ZipFile(file))
         return self._open[number]
+
+
+_DAMAGES = (
+    zipfile.BadZipFile,
+    ValueError,
+    EOFError,
+    RuntimeError,
+    OverflowError,
+    SyntaxError,
+    tokenize.TokenError,
+)
+"""What zipfile and NumPy raise for content that they cannot read."""
 
 
 def _archive_name(number: int) -> str:

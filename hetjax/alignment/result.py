@@ -8,6 +8,7 @@ from hetjax.alignment.comparison import Comparison, mean_relative_error
 from hetjax.alignment.devices import KindDevice, device_text
 from hetjax.alignment.operators import OperatorProgram
 from hetjax.alignment.training import CRITERION, KindTraining, Overflow
+from hetjax.limits import Text
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class NamedKind:
         products: what operands of its products are rounded to.
     """
 
-    name: str
-    device: str
-    products: str
+    name: Text
+    device: Text
+    products: Text
 
 
 def named_kind(kind: KindDevice) -> NamedKind:

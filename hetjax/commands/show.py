@@ -45,6 +45,9 @@ from hetjax.report import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hetjax.planner.plan.prediction import StagePrediction
+    from hetjax.planner.plan.stage_plan import StagePlan
+
 _FILE_WIDTH = 110
 
 
@@ -227,7 +230,7 @@ def limit_lines(plan: Plan) -> Iterator[str]:
     found = limits(plan)
     stage, fullest = plan.stages[found.stage], plan.stages[found.fullest]
     yield (
-        f"what limits it: stage {found.stage} on {stage.devices_text} computes for "
+        f"what limits it: stage {found.stage} on {_place(stage)} computes for "
         f"{found.stage_busy:.0%} of the step"
     )
     yield f"its step: {_parts_words(step_parts(plan)[found.stage])}"
@@ -244,9 +247,29 @@ def limit_lines(plan: Plan) -> Iterator[str]:
             f"{found.sharing:.0%} of it"
         )
     yield (
-        f"the fullest devices, stage {found.fullest} on {fullest.devices_text}, use "
-        f"{found.memory:.0%} of their memory"
+        f"the fullest devices, stage {found.fullest} on "
+        f"{_fullest(fullest, plan.predicted.stages[found.fullest])}, use {found.memory:.0%} of "
+        f"their memory"
     )
+
+
+def _place(stage: StagePlan) -> str:
+    """Where a stage is, in short."""
+    if len(stage.members) <= _NAMED_MEMBERS:
+        return stage.devices_text
+    return f"{len(stage.members)} members on {stage.subclusters_text}"
+
+
+_NAMED_MEMBERS = 4
+"""Of how many members a sentence says the devices of each."""
+
+
+def _fullest(stage: StagePlan, predicted: StagePrediction) -> str:
+    """The devices of a stage, or of its member that is the fullest."""
+    if not predicted.members:
+        return stage.devices_text
+    shares = [each.memory_bytes / each.memory_limit_bytes for each in predicted.members]
+    return str(stage.submeshes[shares.index(max(shares))])
 
 
 def _parts_words(parts: StepParts) -> str:

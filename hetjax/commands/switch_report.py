@@ -46,14 +46,19 @@ def switch_figures(
         bytes of the device that sends most to other nodes.
 
     Raises:
-        InputError: a plan does not fit the model, the clusters differ, or only lost devices hold
-            something.
+        InputError: a plan does not fit the model, the clusters or batches differ, or only lost
+            devices hold something.
     """
     if source.cluster != destination.cluster:
         raise InputError(
             f"the plans are for the clusters {source.cluster.name!r} and "
             f"{destination.cluster.name!r}; make them for one, in which a plan need not use every "
             f"device"
+        )
+    if source.batch_size != destination.batch_size:
+        raise InputError(
+            f"the plans are for batches of {source.batch_size} and {destination.batch_size} "
+            f"examples; make them for one"
         )
     lost = all_lost(lost, destination)
     network = Network.of(source.cluster)

@@ -41,7 +41,15 @@ import pydantic
 
 from hetjax.checked_files import Record, first_problem
 from hetjax.errors import InputError, shown, unknown_name
-from hetjax.limits import MAX_DEVICES_PER_NODE, MAX_NODES, MAX_SUBCLUSTERS, Name, Text
+from hetjax.limits import (
+    MAX_DEVICES_PER_NODE,
+    MAX_NODES,
+    MAX_QUANTITY,
+    MAX_SUBCLUSTERS,
+    MIN_QUANTITY,
+    Name,
+    Text,
+)
 from hetjax.mesh import units
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
 from hetjax.mesh.kinds import KINDS, DeviceKind
@@ -53,9 +61,15 @@ from hetjax.mesh.subcluster import Links, Subcluster, cards_in_turn
 def _quantity(
     allowed: Mapping[str, float], *, allow_zero: bool = False
 ) -> pydantic.BeforeValidator:
-    return pydantic.BeforeValidator(
-        lambda value: units.parse_quantity(value, allowed, allow_zero=allow_zero)
-    )
+    def quantity(value: object) -> float:
+        found = units.parse_quantity(value, allowed, allow_zero=allow_zero)
+        if found and not MIN_QUANTITY <= found <= MAX_QUANTITY:
+            raise ValueError(
+                f"{found:.3g} is not allowed; it must be from {MIN_QUANTITY:g} to {MAX_QUANTITY:g}"
+            )
+        return found
+
+    return pydantic.BeforeValidator(quantity)
 
 
 _Bandwidth = Annotated[float, _quantity(units.BYTES_PER_SECOND)]

@@ -163,6 +163,23 @@ def test_damaged_values_are_refused(tmp_path: Path):
         replay(folder, capture, PROGRAM, [SAME])
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"'shape'", b"'shapo'"), (b"{'descr'", b"\0\0\0\0\0\0\0\0"), (b"False, ", b"False, (")],
+    ids=["another name", "zeros", "an open bracket"],
+)
+def test_damaged_headers_are_refused(before: bytes, after: bytes, tmp_path: Path):
+    folder = captured(tmp_path, wanted={0, 1})
+    archive = folder / "values-0000.npz"
+    with zipfile.ZipFile(archive) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content.replace(before, after)[: len(content)])
+    with pytest.raises(InputError, match=r"values-0000.npz.*value \d+ cannot be read"):
+        replay(folder, read_capture(folder), PROGRAM, [SAME])
+
+
 def test_values_of_another_shape_are_refused(tmp_path: Path):
     folder = rewritten(
         captured(tmp_path, wanted={0, 1}), lambda c: c["values"][0].update(shape=[1, 4])

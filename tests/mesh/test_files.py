@@ -159,6 +159,16 @@ def test_recorded_host_is_not_measured_again():
         ("200 Mbit/s", "-5 MB/s", r"links\[0\]\.bandwidth: '-5 MB/s' is not allowed"),
         (
             "200 Mbit/s",
+            "1e-299",
+            r"links\[0\]\.bandwidth: .*1e-299 is not allowed; it must be from",
+        ),
+        (
+            "200 Mbit/s",
+            "1e299",
+            r"links\[0\]\.bandwidth: .*1e\+299 is not allowed; it must be from",
+        ),
+        (
+            "200 Mbit/s",
             "200 Mb/s",
             r"links\[0\]\.bandwidth: .* unknown unit 'Mb/s'. Allowed: .*bit/s",
         ),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.planner import DynamicProgram, make_problem
+from hetjax.planner.hap.hap_planner import HapPlanner, cluster_members
 from hetjax.planner.harp.dynamic_program import Found
 from hetjax.planner.harp.lost_devices import (
     around_lost,
@@ -123,3 +124,21 @@ PROBLEM = make_problem(
 def test_what_cannot_be_lost_is_named(lost: set[int], message: str):
     with pytest.raises(InputError, match=message):
         check_lost(PROBLEM.cluster, lost)
+
+
+@pytest.mark.parametrize(("least", "lost"), [(2, {1}), (3, {0})])
+def test_more_stages_than_devices_are_left_is_said_at_once(least: int, lost: set[int]):
+    options = replace(PROBLEM.options, min_stages=least)
+    problem = replace(PROBLEM, cluster=rack((1, least)), options=options, lost=frozenset(lost))
+    message = f"min_stages is {least}, and without the lost ones there are {least - 1} devices"
+    with pytest.raises(InputError, match=message):
+        DynamicProgram().plan(problem)
+
+
+def test_programs_of_members_know_what_is_lost():
+    problem = replace(PROBLEM, cluster=rack((1, 3)), lost=frozenset({1}))
+    assert HapPlanner().plan(problem).lost_devices == (1,)
+    (half,) = rack((2, 2)).subclusters
+    members = cluster_members(Cluster("half", (half,)), 8, frozenset({0}))
+    # Of one whole node there is one member, so its devices are members.
+    assert len(members) == 3

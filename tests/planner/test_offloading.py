@@ -21,6 +21,7 @@ from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_update
 from hetjax.pipeline.update.state_groups import STATE_GROUPS, state_groups
 from hetjax.planner import DynamicProgram, complete, make_problem, predict
 from hetjax.planner.h2.heteroauto_planner import HeteroAuto
+from hetjax.planner.plan.module_shares import ModuleShares
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.planner.predictions.predicted_timeline import simulate
@@ -58,8 +59,9 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(InputError, match="allowed: each once"):
         validate(plan_of(offload=OFFLOAD * 2))
     two = ONE, Member(SubMesh("card", 1, (1, 1)), (1, 1))
-    with pytest.raises(InputError, match="the stage has 2 members; allowed there: nothing"):
-        validate(plan_of(members=two, shares=Shares(batch=(2, 2))))
+    told = Shares(modules=(ModuleShares(((0, 4),)),))
+    with pytest.raises(InputError, match=r"and shares.modules is given; allowed there: nothing"):
+        validate(plan_of(members=two, shares=told))
     content = plan_of().to_json_dict()
     content["pipelines"][0]["stages"][0]["offload"] = ["parameters"]
     with pytest.raises(InputError, match="optimizer_state"):

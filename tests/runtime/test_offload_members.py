@@ -95,9 +95,9 @@ def test_each_keeps_its_part_of_the_state_as_predicted():
 def test_activations_travel_where_several_microbatches_wait():
     case = random_union_case(Random(0), Most(stages=1, microbatches=4, pipelines=1, members=2))
     (pipeline,) = case.plan.pipelines
-    tasks = [Task(kind, m) for kind in "FB" for m in range(4)]
+    tasks = tuple(Task.parse(f"{kind}{m}") for kind in "FB" for m in range(4))
     waiting = replace(
-        pipeline, num_microbatches=4, schedule=Schedule("all forward first", (tuple(tasks),))
+        pipeline, num_microbatches=4, schedule=Schedule("all forward first", (tasks,))
     )
     plan = offloading(replace(case.plan, pipelines=(waiting,)), "activations")
     with running(job_of(replace(case, plan=plan), CLIPPED)) as executor:

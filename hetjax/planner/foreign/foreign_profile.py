@@ -46,7 +46,7 @@ MeshShape = tuple[int, int]
 """Sizes of the data and the tensor axis."""
 
 _Bytes = Annotated[float, pydantic.Field(ge=0, le=1e18)]
-_Seconds = Annotated[float, pydantic.Field(gt=0, le=1e6)]
+_Seconds = Annotated[float, pydantic.Field(ge=1e-9, le=1e6)]
 _Axis = Annotated[int, pydantic.Field(ge=1, le=MAX_DEVICES_PER_NODE)]
 
 

@@ -82,8 +82,9 @@ class HapPlanner:
         members = cluster_members(problem.cluster, problem.microbatch_size, problem.lost)
         if len(members) < 2:
             raise InputError(
-                f"planner.name is 'hap', and the cluster {problem.cluster.name!r} has one device "
-                f"that can be used; a program is divided among several: choose 'harp'"
+                f"planner.name is 'hap', and the cluster {problem.cluster.name!r} has one member "
+                f"that can be used, a node or a device of the only node; a program is divided "
+                f"among several: choose 'harp'"
             )
         chain = chain_of_problem(problem)
         search = self._search(problem, chain)
@@ -97,6 +98,7 @@ class HapPlanner:
             problem.cluster,
             (pipeline,),
             planner="HAP",
+            lost_devices=tuple(sorted(problem.lost)),
         )
         return Synthesised(plan, found, chain)
 
@@ -198,7 +200,12 @@ def cluster_members(
         >>> [str(member.submesh) for member in cluster_members(box, 8)]
         ['fast[0:1] 1x1', 'fast[1:2] 1x1']
     """
-    alone = sum(each.nodes for each in cluster.subclusters) == 1
+    whole = [
+        SubMesh(each.name, start, (1, each.devices_per_node))
+        for each in cluster.subclusters
+        for start in range(0, each.num_devices, each.devices_per_node)
+    ]
+    alone = sum(lost.isdisjoint(cluster.device_ids(node)) for node in whole) < 2
     found = []
     for each in cluster.subclusters:
         width = 1 if alone else each.devices_per_node

@@ -62,6 +62,9 @@ def extra_forwards(schedule: str, seconds: float, pace: float) -> int:
             return 1
         case "eager_1f1b":
             return 2
+    if not pace:
+        # Nothing takes any time, transfers neither.
+        return 1
     return h_1f1b_counts([pace, pace], [seconds], TOLERANCE)[0] - 1
 
 

@@ -31,11 +31,21 @@ def does_not_fit(problem: PlanningProblem) -> str:
         What an error says: a layer that is too large by itself, or the plan that comes nearest,
         which takes several searches to find.
     """
-    runs = problem.runs
+    runs, least = problem.runs, problem.options.min_stages
+    left = problem.cluster.num_devices - len(problem.lost)
+    if left < least:
+        return f"min_stages is {least}, and without the lost ones there are {left} devices"
     too_large = _too_large(problem, runs)
     if too_large is not None:
         return too_large
-    factor, table, candidate = _least_memory(problem, runs)
+    nearest = _least_memory(problem, runs)
+    if nearest is None:
+        most = problem.options.max_stages
+        return (
+            f"there is no plan on cluster {problem.cluster.name!r}, however much memory it had, "
+            f"with min_stages = {least}, max_stages = {most} and {left} devices"
+        )
+    factor, table, candidate = nearest
     estimates = candidate_estimates(problem, runs, table, candidate)
     lines = []
     for s, (place, each) in enumerate(zip(candidate.places, estimates, strict=True)):
@@ -89,8 +99,14 @@ def _needs(
                 yield need / (USABLE_MEMORY * subcluster.kind.memory_bytes), need, option
 
 
-def _least_memory(problem: PlanningProblem, runs: Runs) -> tuple[float, StageTable, Candidate]:
-    """By about how much the memory would have to grow, and a plan that then fits."""
+_MOST_MEMORY = 2.0**40
+"""Whoever does not fit into so many times the memory does not lack it."""
+
+
+def _least_memory(
+    problem: PlanningProblem, runs: Runs
+) -> tuple[float, StageTable, Candidate] | None:
+    """By about how much the memory would have to grow, and a plan that then fits; None if none."""
 
     def attempt(factor: float) -> tuple[float, StageTable, Candidate] | None:
         table = make_stage_table(problem, runs, memory_factor=factor)
@@ -99,6 +115,8 @@ def _least_memory(problem: PlanningProblem, runs: Runs) -> tuple[float, StageTab
 
     low, high = 1.0, 2.0
     while (fits := attempt(high)) is None:
+        if high >= _MOST_MEMORY:
+            return None
         low, high = high, high * 2
     while high / low > 1.05:
         middle = (low * high) ** 0.5

@@ -139,6 +139,9 @@ def _models(
         devices = ContextDevices(
             problem.cluster, problem.dtype, lost=problem.lost, tensor=tensor, rates=rates
         )
+        if not len(devices.usable):
+            # Each member of several devices has a lost one.
+            continue
         found.append(ContextModel(devices, replace(work, heads_together=together), paces))
     return found
 

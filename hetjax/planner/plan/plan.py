@@ -219,6 +219,8 @@ class Plan:
     def from_json_dict(cls, data: object) -> Plan:
         """Reads what `to_json_dict` wrote, or a person edited, and validates it.
 
+        A prediction of other stages, as where somebody has added one, is left out.
+
         Args:
             data: the content, as `json` gives it.
 
@@ -230,7 +232,18 @@ class Plan:
         """
         plan = checked_plan(cls, data)
         validate(plan)
-        return plan
+        return replace(plan, prediction=None) if _is_of_others(plan) else plan
+
+
+def _is_of_others(plan: Plan) -> bool:
+    """Whether a plan's prediction is one of other stages, or of other members."""
+    if plan.prediction is None:
+        return False
+    told = plan.prediction.stages
+    return len(told) != len(plan.stages) or any(
+        len(predicted.members) not in (0, len(stage.members))
+        for predicted, stage in zip(told, plan.stages, strict=True)
+    )
 
 
 def as_plan(plan: Plan | str | os.PathLike[str]) -> Plan:
