@@ -37,7 +37,11 @@ def loss(parameters, batch):
 
 if __name__ == "__main__":
     with ray_jobs.make_trainer("ray", loss_function=loss) as trainer:
-        losses = [trainer.train_step().loss for _ in range(2)]
+        losses = [trainer.train_step().loss]
+        # Another one beside it; what it leaves is still there for the first.
+        with ray_jobs.make_trainer("ray", loss_function=loss) as another:
+            assert another.train_step().loss == losses[0]
+        losses.append(trainer.train_step().loss)
         address = ray.get_runtime_context().gcs_address
     print(json.dumps({"losses": losses, "address": address, "left": not ray.is_initialized()}))
 """
