@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from hetjax.commands.command_line import Parser, configuration_of, run_command
 from hetjax.commands.signals import doing, run_process
-from hetjax.files import check_writable
+from hetjax.files import check_folder, check_writable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,6 +106,8 @@ def _align(arguments: argparse.Namespace) -> int:
     configuration = configuration_of(arguments)
     if arguments.html:
         check_writable(arguments.html, "--html")
+    if arguments.capture:
+        check_folder(arguments.capture, "--capture")
     # What is heavier to import comes after what can be checked without it.
     from hetjax.commands.aligning import align
     from hetjax.commands.alignment_report import alignment_figures, show_alignment

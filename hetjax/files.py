@@ -75,6 +75,34 @@ def check_writable(path: str | os.PathLike[str], what: str) -> None:
         raise InputError(f"{what} {path} cannot be written: {folder}: {error.strerror}") from None
 
 
+def check_folder(path: str | os.PathLike[str], what: str) -> None:
+    """Checks that files could be written into a folder, before work is done for them.
+
+    Args:
+        path: the folder, which need not be there.
+        what: the option that names it.
+
+    Raises:
+        InputError: it is a file, or cannot be made or written to.
+
+    Example:
+        >>> check_folder("/dev/null/a", "--workdir")
+        Traceback (most recent call last):
+        hetjax.errors.InputError: --workdir /dev/null/a: /dev/null is a file, not a folder
+    """
+    check_path(path, f"{what} {shown(str(path), 200)}")
+    place = Path(path).absolute()
+    there = next(each for each in (place, *place.parents) if os.path.exists(each))
+    if not there.is_dir():
+        raise InputError(f"{what} {path}: {there} is a file, not a folder")
+    try:
+        # Some folders that may be written to take no files.
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise InputError(f"{what} {path}: {there} cannot be written to: {error.strerror}") from None
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -151,6 +151,31 @@ def check_path(path: str | os.PathLike[str], subject: str) -> None:
         raise InputError(f"{subject} is no possible path: no file can have that name") from None
 
 
+def check_plain(path: str | os.PathLike[str], what: str) -> None:
+    """Checks that a folder of checkpoints has no brackets in its path.
+
+    Orbax takes them for a pattern, and leaves out what it has written.
+
+    Args:
+        path: the folder; it need not be there.
+        what: the option or argument that names it.
+
+    Raises:
+        InputError: it has.
+
+    Example:
+        >>> check_plain("/runs/first[1]", "workdir")
+        Traceback (most recent call last):
+        hetjax.errors.InputError: workdir /runs/first[1]: no checkpoint can be written into \
+a folder with '[' or ']' in its path; name another one
+    """
+    if not {"[", "]"}.isdisjoint(str(real_path(path))):
+        raise InputError(
+            f"{what} {path}: no checkpoint can be written into a folder with '[' or ']' in its "
+            f"path; name another one"
+        )
+
+
 def real_path(path: str | os.PathLike[str]) -> Path:
     r"""Where a path leads, links followed as far as they can be; it need not be there.
 

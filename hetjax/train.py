@@ -88,12 +88,18 @@ def _train(arguments: argparse.Namespace) -> int:
             )
         check_writers(writers, "train.writers")
 
-    from hetjax.commands.devices import check_ray_address, configured_cluster
+    from hetjax.commands.devices import check_devices, check_ray_address, configured_cluster
+    from hetjax.mesh import Cluster
 
     if not arguments.dry_run:
         check_ray_address(configuration.runtime)
     doing("looking at the devices")
     source = plan_file or configured_cluster(configuration.cluster, configuration.runtime)
+    if not arguments.dry_run:
+        from hetjax.planner import Plan
+
+        cluster = source if isinstance(source, Cluster) else Plan.load(source).cluster
+        check_devices(cluster, configuration.runtime, play=configuration.cluster.play)
 
     from hetjax.configuration.make import make_ingredients
 

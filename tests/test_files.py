@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.files import replacing
+from hetjax import InputError
+from hetjax.files import check_folder, replacing
 
 
 def test_replaces_and_makes_the_folder(tmp_path: Path):
@@ -37,3 +38,10 @@ def test_the_file_is_as_readable_as_any_other(tmp_path: Path):
     with replacing(replaced) as temporary:
         temporary.touch()
     assert replaced.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_folder_that_takes_no_files_is_refused(tmp_path: Path):
+    check_folder(tmp_path / "new" / "folder", "--workdir")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="--workdir /proc/x: /proc cannot be written to"):
+        check_folder("/proc/x", "--workdir")

@@ -13,9 +13,9 @@ from cluster_files import TWO_AND_TWO
 from full_disk import small_disk
 
 from hetjax.commands.command_line import NOT_WRITTEN
-from hetjax.commands.devices import host_device_flags, use_devices
+from hetjax.commands.devices import check_devices, host_device_flags, use_devices
 from hetjax.configuration import Configuration, RuntimeSettings, read_configuration, settings
-from hetjax.errors import WorkerLostError
+from hetjax.errors import InputError, WorkerLostError
 from hetjax.folder_lock import FolderLock
 from hetjax.mesh import Cluster, SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
@@ -403,6 +403,14 @@ def test_host_devices_are_asked_for_before_jax_starts(monkeypatch: pytest.Monkey
     use_devices(cluster, RuntimeSettings())
     assert os.environ["XLA_FLAGS"] == "--xla_force_host_platform_device_count=12 --xla_other=1"
     assert host_device_flags(os.environ["XLA_FLAGS"], 4) == os.environ["XLA_FLAGS"]
+
+
+def test_devices_that_are_not_there_are_missed_before_anything_is_planned() -> None:
+    clusters = Path(__file__).parent.parent / "configs/clusters"
+    cards = Cluster.from_file(clusters / "two_islands_of_cards.yaml")
+    with pytest.raises(InputError, match="has 16 devices, and 8 are given"):
+        check_devices(cards, RuntimeSettings())
+    check_devices(cards, RuntimeSettings(name="ray"))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import sys
 from hetjax.configuration import ClusterSettings, RuntimeSettings
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
+from hetjax.mesh.device_order import devices_in_order
 from hetjax.mesh.host_cpu import HOST_DEVICES
 
 _ANSWER_SECONDS = 1.0
@@ -97,6 +98,25 @@ def use_devices(cluster: Cluster, runtime: RuntimeSettings, *, play: bool = Fals
     chosen = jax.config.values.get("jax_platforms")
     if (is_host or runtime.name == "ray") and not chosen:
         jax.config.update("jax_platforms", "cpu")
+
+
+def check_devices(cluster: Cluster, runtime: RuntimeSettings, *, play: bool = False) -> None:
+    """Check that this process has the devices that a run in it will use.
+
+    Args:
+        cluster: the cluster of the plan.
+        runtime: where the stages run; on Ray its workers have them.
+        play: whether the cluster is played.
+
+    Raises:
+        InputError: there are fewer devices than the cluster has, or they are of other kinds.
+    """
+    if runtime.name != "local":
+        return
+    use_devices(cluster, runtime, play=play)
+    import jax
+
+    devices_in_order(cluster, jax.devices())
 
 
 def host_device_flags(flags: str, num_devices: int) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetjax.configuration import Configuration, changes, read_configuration, write_configuration
 from hetjax.errors import InputError, shown
-from hetjax.files import replacing
+from hetjax.files import check_folder, replacing
 from hetjax.folder_lock import holder_of, in_use
-from hetjax.reading import check_path
+from hetjax.reading import check_path, check_plain
 
 CONFIGURATION_FILE = "config.gin"
 PLAN_FILE = "plan.json"
@@ -52,14 +51,8 @@ def check_work_folder(path: Path, resumption: Resumption) -> None:
         InputError: it is no folder, cannot be written, holds a run that would be overwritten, or
             none to go on with.
     """
-    check_path(path, f"--workdir {shown(str(path), 200)}")
-    there = path
-    while not os.path.exists(there) and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise InputError(f"--workdir {path}: {there} is a file, not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"--workdir {path}: {there} cannot be written to")
+    check_folder(path, "--workdir")
+    check_plain(path, "--workdir")
     found = [name for name in _RUN if (path / name).exists()]
     if resumption.wanted:
         _check_checkpoints(path, resumption)

@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 from hetjax.checked_files import MAX_DIGITS
 from hetjax.errors import CheckpointError, InputError, SaveError, check_count, reason_of, shown
 from hetjax.folder_lock import FolderLock
+from hetjax.reading import check_plain
 from hetjax.runtime.checkpoints.checkpoint import check_optimizer_state
 from hetjax.runtime.checkpoints.checkpoint_files import (
     Checkpoint,
@@ -95,12 +96,7 @@ class RunCheckpoints:
         source: BatchSource | None = None,
     ):
         self.path = Path(workdir).resolve() / CHECKPOINTS_FOLDER
-        if not {"[", "]"}.isdisjoint(str(self.path)):
-            # Orbax takes them for a pattern, and leaves out what it has written.
-            raise InputError(
-                f"workdir {workdir} is {self.path.parent}; checkpoints cannot be written into a "
-                f"folder with '[' or ']' in its path; name another one"
-            )
+        check_plain(workdir, "workdir")
         self._told = fingerprint_of(source)
         self._workdir = workdir
         self._folder = CheckpointFolder(
