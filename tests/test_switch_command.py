@@ -81,3 +81,15 @@ def test_wrong_input_is_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_plans_for_batches_of_two_sizes_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    plan = json.loads((HETU / "c2.json").read_text())
+    for pipeline in plan["pipelines"]:
+        pipeline["microbatch_size"] *= 2
+    (tmp_path / "larger.json").write_text(json.dumps(plan))
+    plans = ["--from", str(HETU / "c1.json"), "--to", str(tmp_path / "larger.json")]
+    assert main(["--config", CONFIG, *plans]) == 2
+    assert "the plans are for batches of" in capsys.readouterr().err

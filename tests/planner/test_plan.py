@@ -174,6 +174,17 @@ def test_a_plan_comes_back_from_its_json_as_it_was(plan):
     assert Plan.from_json_dict(json.loads(text)) == plan
 
 
+def test_a_prediction_of_other_stages_is_left_out():
+    """As of a file in which a person has added a stage, or taken one away."""
+    plan = replace(
+        plan_of_two_stages(), prediction=Prediction(2.0, 1.0, (prediction_of_a_stage(1),) * 2)
+    )
+    assert Plan.from_json_dict(plan.to_json_dict()) == plan
+    data = plan.to_json_dict()
+    data["prediction"]["stages"].pop()
+    assert Plan.from_json_dict(data) == replace(plan, prediction=None)
+
+
 def test_a_stage_of_a_file_of_version_1_has_one_member():
     plan = plan_of_two_stages()
     data = version_1(plan)
