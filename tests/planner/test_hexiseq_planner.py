@@ -161,6 +161,42 @@ def test_layers_are_made_again_only_where_memory_is_short(problems: dict[str, Pl
         HexiSeqPlanner().choose(none)
 
 
+def test_state_waits_with_the_hosts_where_devices_have_no_room(
+    problems: dict[str, PlanningProblem],
+):
+    problem = replace(problems["hetjax's GPT"], optimizer_bytes=8.0)
+
+    def planned(memory: float, host_memory: int | None = None) -> Plan:
+        parts = [
+            replace(
+                part,
+                kind=replace(part.kind, memory_bytes=int(memory)),
+                host_memory_bytes=host_memory,
+            )
+            for part in problem.cluster.subclusters
+        ]
+        cluster = replace(problem.cluster, subclusters=tuple(parts))
+        return HexiSeqPlanner().plan(replace(problem, cluster=cluster))
+
+    kept = planned(1.6e6, 10**9)
+    assert not kept.stages[0].offload
+    with pytest.raises(DoesNotFitError):
+        planned(9e5)
+    away = planned(9e5, 10**9)
+    (stage,) = away.predicted.stages
+    assert away.stages[0].offload == ("optimizer_state",)
+    assert stage.fits
+    assert stage.host_bytes > 0
+    assert stage.update_groups
+    with pytest.raises(DoesNotFitError):
+        planned(9e5, 10**3)
+    # Where layers could be made again instead, the faster of both.
+    again, other = planned(1e6), planned(1e6, 10**9)
+    assert again.stages[0].recompute_layers
+    assert other.stages[0].offload == ("optimizer_state",)
+    assert kept.predicted.step_time < other.predicted.step_time < again.predicted.step_time
+
+
 def stated(attend: Callable[[Any], Any], **options: Any) -> PlanningProblem:
     """A model of one layer on eight tokens: what is between tokens is as given."""
     weight = np.ones((8, 8), np.float32)

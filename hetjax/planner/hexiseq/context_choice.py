@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hetjax.mesh.cluster import Subcluster, SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.update.state_groups import STATE_GROUPS
 from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_model import ContextModel, work_flops
 from hetjax.planner.hexiseq.context_pace import context_paces
@@ -71,6 +72,7 @@ class ContextChoice:
                 Member(SubMesh(*place, shape), shape)
                 for place, shape in zip(places, shapes, strict=True)
             ),
+            offload=("optimizer_state",) if self.model.work.offloaded_bytes else (),
             shares=Shares(context=_by_places(split)),
             recompute_layers=tuple(run for run in again if start <= run[0] and run[1] <= stop),
         )
@@ -97,6 +99,34 @@ def context_models(problem: PlanningProblem) -> list[ContextModel]:
         for tensor in ({}, *_tensor_axes(problem, kept))
         for model in _models(problem, works, tensor)
     ]
+
+
+def offloading(problem: PlanningProblem, models: Sequence[ContextModel]) -> list[ContextModel]:
+    """Cost models with the optimizer's state in the hosts' memory, for what fits in no other way.
+
+    Args:
+        problem: the problem.
+        models: its cost models.
+
+    Returns:
+        The same; none where there is no state, or a host gives no memory for it.
+    """
+    parts = problem.cluster.subclusters
+    if any(part.host_memory_bytes is None for part in parts) or not problem.optimizer_bytes:
+        return []
+    program = problem.program
+    sizes = [program.avals[value].size for value in program.parameters]
+    # While one group of the state is updated, the next one is on its way.
+    there = min(1.0, 2 * max(max(sizes) / sum(sizes), 1 / STATE_GROUPS))
+    return [
+        ContextModel(model.devices, _offloading(model.work, there), model.paces) for model in models
+    ]
+
+
+def _offloading(work: ContextWork, there: float) -> ContextWork:
+    """The work with state offloaded, of which some share is on devices at once."""
+    away = work.updated_bytes
+    return replace(work, updated_bytes=there * away, offloaded_bytes=away)
 
 
 def _tensor_axes(problem: PlanningProblem, work: ContextWork) -> list[Mapping[str, int]]:

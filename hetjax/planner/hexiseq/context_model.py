@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetjax.mesh.host_links import link_to_host
 from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_links import HeadExchange, RingLinks
 from hetjax.planner.hexiseq.context_pace import ContextPace
@@ -141,9 +142,19 @@ class ContextModel:
             byte = max(byte, far / float(layout.of(devices.cards).min()))
         sent = work.sent_weight_bytes * (members - 1) / members * byte
         if not work.divides_state:
-            return 0.0, 2 * work.parameters * sent
+            # Offloaded state comes and goes once a step.
+            away = work.parameters * work.offloaded_bytes / members
+            copied = 2 * away * self._host_byte_seconds(layout) if away else 0.0
+            return 0.0, 2 * work.parameters * sent + copied
         # Weights are gathered for each pass, and gradients are added up once.
         return (self._passes + 1) * work.layer_parameters * sent, 0.0
+
+    def _host_byte_seconds(self, layout: GroupLayout) -> float:
+        """What a byte takes from a device to its host, over the slowest of their links."""
+        parts = self.devices.cluster.subclusters
+        return max(
+            1 / link_to_host(parts[each]).bandwidth for each in set(layout.subcluster.tolist())
+        )
 
     def costs(self, layout: GroupLayout, candidates: Candidates) -> RowCosts:
         """Seconds of a step, and how full memory is.

@@ -23,6 +23,7 @@ from hetjax.planner.hexiseq.context_choice import (
     context_models,
     context_pipeline,
     context_plan,
+    offloading,
 )
 from hetjax.planner.hexiseq.context_layouts import Layout, Part, layouts
 from hetjax.planner.hexiseq.context_model import ContextModel
@@ -194,7 +195,7 @@ class _StageWays:
     """
 
     def __init__(self, problem: PlanningProblem, models: Sequence[ContextModel]):
-        self._splits = StageSplits(models)
+        self._splits = StageSplits(models, offloading(problem, models))
         self._alone = SingleMembers(problem, models[0])
 
     def best(
@@ -213,7 +214,7 @@ class _StageWays:
             The way; None where nothing fits.
         """
         split = self._splits.best(part, blocks, live, is_last=is_last)
-        if split is not None and not split.model.work.is_recomputed:
+        if split is not None and split.model.work.keeps_all:
             return split
         alone = self._alone.best(part, layers, blocks, live)
         if split is None or alone is None:

@@ -50,6 +50,8 @@ class ContextWork:
             told in `updated_bytes`.
         updated_bytes: bytes of what only the device has that updates a parameter, where all have
             the parameters whole and each updates as many.
+        offloaded_bytes: bytes of what only the device has that updates a parameter and waits in its
+            host's memory; what is on its way of that is told in `updated_bytes`.
         weight_bytes: bytes of a parameter, or of its gradient, as devices send it to each other;
             None for those of an activation.
         live: of how many microbatches a layer keeps activations at once.
@@ -80,6 +82,7 @@ class ContextWork:
     divides_state: bool = True
     state_bytes: float = ADAM_BYTES
     updated_bytes: float = 0.0
+    offloaded_bytes: float = 0.0
     weight_bytes: float | None = None
     live: int = 1
     heads_together: int = 1
@@ -91,7 +94,7 @@ class ContextWork:
         for field in least_one:
             _check(field, getattr(self, field), 1)
         others = ("token_flops", "layer_parameters", "other_parameters", "vocabulary")
-        for field in (*others, "working_bytes", "state_bytes", "updated_bytes"):
+        for field in (*others, "working_bytes", "state_bytes", "updated_bytes", "offloaded_bytes"):
             _check(field, getattr(self, field), 0)
         if self.query_heads % self.key_value_heads:
             raise InputError(
@@ -118,6 +121,11 @@ class ContextWork:
     def heads_per_key_value(self) -> int:
         """How many query heads one head of keys and values serves."""
         return self.query_heads // self.key_value_heads
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is made again, nor offloaded."""
+        return not self.is_recomputed and not self.offloaded_bytes
 
     @property
     def rounds(self) -> int:

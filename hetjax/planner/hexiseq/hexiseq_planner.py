@@ -10,6 +10,7 @@ from hetjax.errors import DoesNotFitError, InputError, unknown_name
 from hetjax.planner.hexiseq.context_choice import (
     ContextChoice,
     context_models,
+    offloading,
 )
 from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.predicted_choice import (
@@ -32,6 +33,7 @@ class HexiSeqPlanner:
 
     A member is a device, or several of a node with a tensor axis.
     Layers are made again in the backward pass where that is the only way to fit, or is faster.
+    Where not all can be kept and hosts give memory, the optimizer's state may wait there.
     Devices that would only be in the way are left out.
 
     Args:
@@ -89,8 +91,8 @@ class HexiSeqPlanner:
                 fits in no way that was tried.
         """
         models, count = context_models(problem), problem.num_microbatches
-        found = [Chosen(count, each) for each in _choices(models, self.system)]
-        others = _evens(models).values() if self.system == "hexiseq" else ()
+        found = [Chosen(count, each) for each in _choices(problem, models, self.system)]
+        others = _evens(problem, models).values() if self.system == "hexiseq" else ()
         evens = [Chosen(count, each) for each in others]
         is_even = self.system != "hexiseq"
         return best_that_fits(found, evens, lambda _: problem, is_even=is_even)[1]
@@ -123,7 +125,7 @@ class HexiSeqPlanner:
         Raises:
             InputError: as for `plan`.
         """
-        return _choices(context_models(problem), self.system)
+        return _choices(problem, context_models(problem), self.system)
 
     def beside(self, problem: PlanningProblem) -> Mapping[str, ContextChoice]:
         """Ring attention, Ulysses and USP at their best, by the same model.
@@ -137,18 +139,40 @@ class HexiSeqPlanner:
         Raises:
             InputError: the model has no attention, or something that goes along the sequence.
         """
-        return _evens(context_models(problem))
+        return _evens(problem, context_models(problem))
 
 
-def _evens(models: list[ContextModel]) -> dict[str, ContextChoice]:
+def _evens(problem: PlanningProblem, models: list[ContextModel]) -> dict[str, ContextChoice]:
     found = {}
     for system in EVEN_SYSTEMS:
         with contextlib.suppress(DoesNotFitError):
-            found[system] = _choices(models, system)[0]
+            found[system] = _choices(problem, models, system)[0]
     return found
 
 
-def _choices(models: list[ContextModel], system: str) -> tuple[ContextChoice, ...]:
+def _choices(
+    problem: PlanningProblem, models: list[ContextModel], system: str
+) -> tuple[ContextChoice, ...]:
+    """The best splits of a system, the fastest first.
+
+    Where none fits that keeps all, those that offload optimizer state are among them.
+    """
+    found: tuple[ContextChoice, ...] = ()
+    short: DoesNotFitError | None = None
+    try:
+        found = _choices_by(models, system)
+    except DoesNotFitError as error:
+        short = error
+    is_short = short is not None or not found[0].model.work.keeps_all
+    if is_short and (away := offloading(problem, models)):
+        with contextlib.suppress(DoesNotFitError):
+            found += _choices_by(away, system)
+    if short is not None and not found:
+        raise short
+    return tuple(sorted(found, key=lambda each: each.schedule.seconds))
+
+
+def _choices_by(models: list[ContextModel], system: str) -> tuple[ContextChoice, ...]:
     found: list[ContextChoice] = []
     errors: list[DoesNotFitError] = []
     for model in models:

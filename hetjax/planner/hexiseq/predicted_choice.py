@@ -7,6 +7,7 @@ several is the fastest.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from hetjax.planner.hexiseq.context_choice import (
     ContextChoice,
     context_pipeline,
     context_plan,
+    offloading,
 )
 from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.partitions import SMALL
@@ -117,6 +119,7 @@ def _first_that_fits(
         pairs.append((chosen, plan))
     nearest = min(pairs, key=lambda pair: _filled(pair[1]))
     corrected = None if is_even else _corrected(*nearest, problem_for)
+    corrected = corrected or (None if is_even else _offloaded(nearest[0], problem_for))
     if corrected is not None:
         return corrected
     plan = nearest[1]
@@ -157,6 +160,22 @@ def _corrected(
         plan = _predicted(chosen, problem_for)
         if plan.predicted.fits:
             return chosen, plan
+    return None
+
+
+def _offloaded(
+    chosen: Chosen, problem_for: Callable[[int], PlanningProblem]
+) -> tuple[Chosen, Plan] | None:
+    """What the scheduler finds with the optimizer's state in hosts' memory; None if none fits."""
+    model = chosen.choice.model
+    if model.work.offloaded_bytes:
+        return None
+    for away in offloading(problem_for(chosen.microbatches), [model]):
+        with contextlib.suppress(DoesNotFitError):
+            other = Chosen(chosen.microbatches, ContextChoice(schedule_context(away), away))
+            plan = _predicted(other, problem_for)
+            if plan.predicted.fits:
+                return other, plan
     return None
 
 

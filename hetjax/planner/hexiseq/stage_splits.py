@@ -21,10 +21,11 @@ class StageSplits:
     Args:
         models: cost models of all layers on all devices, one for each thing that may be done with
             layers and each tensor axis that members may have; first those of single devices.
+        others: the same with state offloaded, for what these do not keep all of.
     """
 
-    def __init__(self, models: Sequence[ContextModel]):
-        self._models = models
+    def __init__(self, models: Sequence[ContextModel], others: Sequence[ContextModel] = ()):
+        self._models, self._others = models, others
         self._found: dict[Hashable, tuple[Part, ContextChoice] | None] = {}
 
     def best(
@@ -45,6 +46,10 @@ class StageSplits:
         key = _kinds_and_nodes(self._models[0].devices, part), members, blocks, live, is_last
         if key not in self._found:
             choice = _best(self._models, part, blocks, live, is_last=is_last)
+            if choice is None or not choice.model.work.keeps_all:
+                other = _best(self._others, part, blocks, live, is_last=is_last)
+                both = [each for each in (choice, other) if each is not None]
+                choice = min(both, key=lambda each: each.schedule.seconds, default=None)
             self._found[key] = choice and (part, choice)
         known = self._found[key]
         if known is None:

@@ -66,6 +66,8 @@ def annotated(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) ->
 def annotated_context(plan: Plan, problem: PlanningProblem) -> Plan:
     """Predict a plan whose stages share the context, with annotations on what has a tensor axis.
 
+    State that a stage offloads stays on its devices where there is room for it after all.
+
     Args:
         plan: a plan without a prediction.
         problem: the problem that it solves.
@@ -73,4 +75,5 @@ def annotated_context(plan: Plan, problem: PlanningProblem) -> Plan:
     Returns:
         The plan with its prediction.
     """
-    return annotated(predict(divide_members(plan, problem), problem), problem)
+    told = annotated(predict(divide_members(plan, problem), problem), problem)
+    return keeping_state_that_fits(told, problem)
