@@ -38,7 +38,7 @@ MAX_DEVICES_PER_NODE = 1024
 """The most devices in a node."""
 
 MIN_QUANTITY, MAX_QUANTITY = 1e-24, 1e24
-"""The least and the most bytes, FLOP/s, bytes/s or seconds of anything, but for none."""
+"""The least and the most bytes, FLOP/s or bytes/s of anything; the most seconds, too."""
 
 MAX_VOCABULARY = 2**24
 """The most tokens of a vocabulary; the largest in use have less than 2**20."""

@@ -63,9 +63,10 @@ def _quantity(
 ) -> pydantic.BeforeValidator:
     def quantity(value: object) -> float:
         found = units.parse_quantity(value, allowed, allow_zero=allow_zero)
-        if found and not MIN_QUANTITY <= found <= MAX_QUANTITY:
+        least = 0.0 if allow_zero else MIN_QUANTITY
+        if not least <= found <= MAX_QUANTITY:
             raise ValueError(
-                f"{found:.3g} is not allowed; it must be from {MIN_QUANTITY:g} to {MAX_QUANTITY:g}"
+                f"{found:.3g} is not allowed; it must be from {least:g} to {MAX_QUANTITY:g}"
             )
         return found
 

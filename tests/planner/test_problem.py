@@ -114,7 +114,7 @@ def test_optimizer_state():
         ({"schedule": "1f2b"}, "unknown schedule '1f2b'; did you mean '1f1b'"),
         ({"num_microbatches": 2.0}, "num_microbatches is 2.0; it must be a whole number"),
         ({"optimizer": optax}, "optimizer is <module .*; it must be an Optax transformation"),
-        ({"num_microbatches": 0}, "num_microbatches is 0; it must be 1 or more"),
+        ({"num_microbatches": 0}, "num_microbatches is 0; it must be a whole number, 1 or more"),
         ({"num_layers": 0}, "num_layers is 0; it must be 1 or more"),
         (
             {"num_microbatches": 5},

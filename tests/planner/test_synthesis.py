@@ -300,7 +300,7 @@ def test_what_fits_in_no_way_is_refused_with_the_bytes():
 
 def test_one_device_is_refused():
     lonely = replace(cluster(), subclusters=cluster().subclusters[:1], links=())
-    with pytest.raises(InputError, match="one device that can be used"):
+    with pytest.raises(InputError, match="one member that can be used, a node or a device of"):
         HapPlanner().plan(problem_of(SMALL[1], lonely))
 
 
