@@ -163,8 +163,8 @@ def _choices(
         found = _choices_by(models, system)
     except DoesNotFitError as error:
         short = error
-    is_short = short is not None or not found[0].model.work.keeps_all
-    if is_short and (away := offloading(problem, models)):
+    keeps_all = any(each.model.work.keeps_all for each in found[:1])
+    if not keeps_all and (away := offloading(problem, models)):
         with contextlib.suppress(DoesNotFitError):
             found += _choices_by(away, system)
     if short is not None and not found:
