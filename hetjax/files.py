@@ -65,14 +65,10 @@ def check_writable(path: str | os.PathLike[str], what: str) -> None:
     target = Path(path)
     if target.is_dir():
         raise InputError(f"{what} {path} cannot be written: it is a folder; name a file")
-    folder = next(each for each in target.absolute().parents if os.path.exists(each))
+    folder = _nearest(target.absolute().parent)
     if not folder.is_dir():
         raise InputError(f"{what} {path} cannot be written: {folder} is no folder")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"{what} {path} cannot be written: {folder}: {error.strerror}") from None
+    _check_takes_files(folder, f"{what} {path} cannot be written: {folder}")
 
 
 def check_folder(path: str | os.PathLike[str], what: str) -> None:
@@ -91,16 +87,24 @@ def check_folder(path: str | os.PathLike[str], what: str) -> None:
         hetjax.errors.InputError: --workdir /dev/null/a: /dev/null is a file, not a folder
     """
     check_path(path, f"{what} {shown(str(path), 200)}")
-    place = Path(path).absolute()
-    there = next(each for each in (place, *place.parents) if os.path.exists(each))
+    there = _nearest(Path(path).absolute())
     if not there.is_dir():
         raise InputError(f"{what} {path}: {there} is a file, not a folder")
+    _check_takes_files(there, f"{what} {path}: {there} cannot be written to")
+
+
+def _nearest(place: Path) -> Path:
+    """The place, or the nearest above it that is there."""
+    return next(each for each in (place, *place.parents) if os.path.exists(each))
+
+
+def _check_takes_files(folder: Path, refused: str) -> None:
+    """Check it by a file: some folders that may be written to take none."""
     try:
-        # Some folders that may be written to take no files.
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(f"{what} {path}: {there} cannot be written to: {error.strerror}") from None
+        raise InputError(f"{refused}: {error.strerror}") from None
 
 
 def _umask() -> int:

@@ -136,7 +136,7 @@ class ValueArchives:
                 raise ValueError(f"it is {dtype}{list(shape)}")
             content.seek(0)
             array = np.load(content, allow_pickle=False)
-        except (*_DAMAGES, KeyError, OSError) as error:
+        except _DAMAGES as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(
@@ -157,6 +157,8 @@ _DAMAGES = (
     ValueError,
     EOFError,
     RuntimeError,
+    KeyError,
+    OSError,
     OverflowError,
     SyntaxError,
     tokenize.TokenError,
