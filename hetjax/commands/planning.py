@@ -248,7 +248,7 @@ def _hap_found(problem: PlanningProblem) -> Found:
     began = time.perf_counter()
     made = HapPlanner().synthesise(problem)
     searched = time.perf_counter() - began
-    step, looked = made.found.seconds, made.found.expansions
+    step, looked = made.seconds, made.found.expansions
     return Found(made.plan, step, step, looked, problem.profile_seconds, searched)
 
 

@@ -34,11 +34,11 @@ def hosts(memory: Sequence[int]) -> Cluster:
     return Cluster("two hosts", parts, (("a", "b", near),))
 
 
-def problem_on(cluster: Cluster) -> PlanningProblem:
+def problem_on(cluster: Cluster, length: int = LENGTH) -> PlanningProblem:
     return make_problem(
         MODEL.loss,
         lambda: MODEL.init(jax.random.key(0)),
-        {"tokens": np.zeros((1, LENGTH + 1), np.int32)},
+        {"tokens": np.zeros((1, length + 1), np.int32)},
         cluster=cluster,
         optimizer=optax.adam(1e-3),
         num_microbatches=1,
@@ -84,3 +84,17 @@ def test_a_split_is_found_that_the_scheduler_did_not_see_the_need_of(short: Plan
 def test_even_splits_stay_even_and_do_not_fit(short: PlanningProblem, system: str):
     with pytest.raises(DoesNotFitError):
         HexiSeqPlanner(system).plan(short)
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(7, 1), (1, 6)])
+def test_devices_that_messages_make_useless_are_left_out(nodes: int, per_node: int):
+    """Of a model that is so small, whatever is sent takes longer than to compute everything."""
+    link = Link(1e9, 1e-4)
+    fast = DeviceKind("fast", {"float32": 1e12}, 10**10, 1e11, "made up")
+
+    def seconds(nodes: int, per_node: int) -> float:
+        part = Subcluster("a", fast, nodes, per_node, link, link)
+        problem = problem_on(Cluster("alike", (part,)), length=256)
+        return HexiSeqPlanner().plan(problem).predicted.step_time
+
+    assert seconds(nodes, per_node) == seconds(1, 1)

@@ -274,7 +274,7 @@ def test_a_plan_is_predicted_to_take_what_it_was_found_to(model: HapModel, micro
     made = HapPlanner().synthesise(problem)
     prediction = predict(made.plan, problem).prediction
     assert prediction is not None
-    np.testing.assert_allclose(prediction.step_time, made.found.seconds)
+    np.testing.assert_allclose(prediction.step_time, made.seconds)
 
 
 def test_what_does_not_fit_whole_is_divided():

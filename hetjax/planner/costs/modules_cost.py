@@ -10,6 +10,7 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.rates import TASK_SECONDS
 from hetjax.planner.work.stage_work import Work
 
 
@@ -52,11 +53,12 @@ def predict_modules(
     time, held = step_time(*where), held_bytes(*where)
     working = work.received_bytes + work.returned_bytes
     has_backward = work.backward_passes > 0
-    backward = time.backward * has_backward
+    computing = TASK_SECONDS + time.computing
+    backward = (TASK_SECONDS + time.backward) * has_backward
     members = tuple(
         MemberPrediction(
-            forward_seconds=float(time.computing[0, m]),
-            backward_seconds=float(time.computing[1, m]) * has_backward,
+            forward_seconds=float(computing[0, m]),
+            backward_seconds=float(computing[1, m]) * has_backward,
             state_bytes=int(held.state[m]),
             working_bytes=working,
             activation_bytes=int(held.residuals[m]),
@@ -71,10 +73,19 @@ def predict_modules(
     )
     return StagePrediction.of_members(
         members,
-        forward_seconds=time.forward,
+        forward_seconds=TASK_SECONDS + time.forward,
         backward_seconds=backward,
         recompute_seconds=0.0,
         input_gradient_seconds=backward / 2,
         weight_gradient_seconds=backward / 2,
-        update_seconds=time.update,
+        update_seconds=TASK_SECONDS + time.update,
     )
+
+
+def starting_seconds(num_microbatches: int) -> float:
+    """What a step of one stage pays for starting its passes and its update.
+
+    Args:
+        num_microbatches: microbatches in a step.
+    """
+    return (2 * num_microbatches + 1) * TASK_SECONDS

@@ -9,7 +9,7 @@ import numpy as np
 
 from hetjax.pipeline.program.costs import is_heavy
 from hetjax.planner.costs.member_rates import member_rates
-from hetjax.planner.costs.modules_cost import stage_programs_of
+from hetjax.planner.costs.modules_cost import stage_programs_of, starting_seconds
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import DATA_PARALLEL
 from hetjax.planner.hap.hap_planner import chain_of_problem
@@ -126,9 +126,13 @@ def _data_parallel(problem: PlanningProblem, rates: Rates) -> dict[str, float]:
     chain = chain_of_problem(problem)
     search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches, DATA_PARALLEL)
     even = np.full(rates.count, 1 / rates.count)
+    started = starting_seconds(problem.num_microbatches)
     return {
-        "even shares": synthesise_at(search, rates, even).seconds,
-        "shares in proportion to speed": synthesise_at(search, rates, rates.proportional).seconds,
+        name: started + synthesise_at(search, rates, ratios).seconds
+        for name, ratios in (
+            ("even shares", even),
+            ("shares in proportion to speed", rates.proportional),
+        )
     }
 
 

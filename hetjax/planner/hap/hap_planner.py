@@ -14,6 +14,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.costs.member_rates import member_rates
+from hetjax.planner.costs.modules_cost import starting_seconds
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import Forced
 from hetjax.planner.hap.synthesis import Synthesis, synthesise, synthesise_at
@@ -37,6 +38,11 @@ class Synthesised:
     plan: Plan
     found: Synthesis
     chain: ModuleChain
+
+    @property
+    def seconds(self) -> float:
+        """What a step takes, with starting its passes."""
+        return starting_seconds(self.plan.pipelines[0].num_microbatches) + self.found.seconds
 
 
 @dataclass(frozen=True)

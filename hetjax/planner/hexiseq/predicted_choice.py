@@ -8,9 +8,11 @@ several is the fastest.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from hetjax.errors import DoesNotFitError
 from hetjax.mesh.quantities import format_bytes
@@ -66,8 +68,9 @@ def best_that_fits(
     """The fastest choice that also fits by the cost model of plans.
 
     Where that says that it takes much longer than the scheduler said, and of few devices always,
-    others are asked after too. Where it says that nothing fits, uneven splits are searched for
-    again, with what devices are predicted to hold.
+    others are asked after too; where it is still much longer, splits of fewer devices are. Where it
+    says that nothing fits, uneven splits are searched for again, with what devices are predicted to
+    hold.
 
     Args:
         found: what the scheduler found; there is something.
@@ -94,7 +97,27 @@ def best_that_fits(
         made = _predicted(each, problem_for)
         if made.predicted.fits and made.predicted.step_time < least:
             best, least = (each, made), made.predicted.step_time
+    if is_even or best[1].predicted.step_time <= MISLED * best[0].choice.schedule.seconds:
+        return best
+    for each in _of_fewer_devices(best[0]):
+        made = _predicted(each, problem_for)
+        if made.predicted.fits and made.predicted.step_time < least:
+            best, least = (each, made), made.predicted.step_time
     return best
+
+
+def _of_fewer_devices(chosen: Chosen) -> Iterator[Chosen]:
+    """The best splits of the fastest half of a split's devices, of half of these, down to one."""
+    schedule, model = chosen.choice.schedule, chosen.choice.model
+    devices = model.devices
+    own = np.repeat(np.arange(devices.num_devices), devices.sizes)
+    left = sorted(schedule.split.devices, key=lambda each: (-devices.flops[each], each))
+    while len(left) > 1:
+        left = left[: (len(left) + 1) // 2]
+        lost = frozenset(np.flatnonzero(~np.isin(own, left)).tolist())
+        fewer = ContextModel(replace(devices, lost=lost), model.work, model.paces)
+        with contextlib.suppress(DoesNotFitError):
+            yield Chosen(chosen.microbatches, ContextChoice(schedule_context(fewer), fewer))
 
 
 def has_few_devices(model: ContextModel) -> bool:
