@@ -103,7 +103,7 @@ def test_devices_that_share_sequences_are_planned_by_what_shorter_ones_took(
     parts = "".join(f"  - name: {name}{figures}" for name in ("only", "other"))
     link = "links:\n  - {between: [only, other], bandwidth: 1 GB/s, latency: 50 us}\n"
     (tmp_path / "one.yaml").write_text(head + parts + link)
-    changes = {"planner.name": "hexiseq", "cluster.play": False, "planner.num_layers": None}
+    changes = {"planner.name": "hexiseq", "cluster.play": False, "planner.num_layers": 3}
     shared = [f"{name} = {value!r}" for name, value in changes.items()]
     options = [*options, *(part for each in shared for part in ("--gin", each))]
     assert run(profile.main, capsys, *options, "--json")[0] == 0
