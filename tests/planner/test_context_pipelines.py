@@ -4,6 +4,8 @@ of their own.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -70,23 +72,29 @@ def islands(bandwidth: float, memory: int = 10**9, host_memory: int | None = Non
     return Cluster("two islands", parts, ((parts[0].name, parts[1].name, far),))
 
 
+@functools.cache
+def traced(model: LanguageModel, microbatches: int, length: int) -> PlanningProblem:
+    return make_problem(
+        model.loss,
+        lambda: model.init(jax.random.key(0)),
+        SHORT_BATCH if length == SHORT else BATCH,
+        cluster=islands(2e6),
+        optimizer=OPTIMIZER,
+        num_microbatches=microbatches,
+        divides_sequences=True,
+    )
+
+
 def problem_on(
     cluster: Cluster,
     microbatches: int = EXAMPLES,
     model: LanguageModel = MODEL,
     most_pipelines: int = 4,
-    batch: Any = BATCH,
+    length: int = LENGTH,
 ) -> PlanningProblem:
-    return make_problem(
-        model.loss,
-        lambda: model.init(jax.random.key(0)),
-        batch,
-        cluster=cluster,
-        optimizer=OPTIMIZER,
-        num_microbatches=microbatches,
-        options=PlanOptions(max_pipelines=most_pipelines),
-        divides_sequences=True,
-    )
+    options = PlanOptions(max_pipelines=most_pipelines)
+    problem = traced(model, microbatches, length)
+    return dataclasses.replace(problem, cluster=cluster, options=options)
 
 
 def best_pipelines(problem: PlanningProblem) -> tuple[ContextPipelines, Plan]:
@@ -160,8 +168,9 @@ def test_layouts_on_devices_that_are_alike_are_told_once():
     model = language_model(GPTConfig(64, 3, 64, 4, LENGTH))
     problem = problem_on(cluster, model=model, most_pipelines=1)
     # Stages of one node and of two, in both orders, and three of one.
-    assert [len(each.pipelines[0].choices) for each in context_pipelines(problem, 4)].count(2) <= 2
-    assert [len(each.pipelines[0].choices) for each in context_pipelines(problem, 4)].count(3) == 1
+    counts = [len(each.pipelines[0].choices) for each in context_pipelines(problem, 4)]
+    assert counts.count(2) <= 2
+    assert counts.count(3) == 1
 
 
 def test_stages_that_hold_more_microbatches_make_layers_again():
@@ -227,13 +236,14 @@ def test_a_stage_without_memory_for_whole_parameters_is_one_member():
 def test_it_leaves_state_with_its_hosts_where_that_is_not_enough():
     def fitting(host_memory: int | None) -> list[Plan]:
         cluster = islands(2e6, memory=2_400_000, host_memory=host_memory)
-        problem = problem_on(cluster, model=WIDE, most_pipelines=1, batch=SHORT_BATCH)
+        problem = problem_on(cluster, model=WIDE, most_pipelines=1, length=SHORT)
         plans = [planned(problem, each) for each in context_pipelines(problem, 4)]
         return [plan for plan in plans if plan.predicted.fits]
 
     assert not fitting(None)
-    assert fitting(10**9)
-    assert all(of_slow(plan).offload == ("optimizer_state",) for plan in fitting(10**9))
+    with_hosts = fitting(10**9)
+    assert with_hosts
+    assert all(of_slow(plan).offload == ("optimizer_state",) for plan in with_hosts)
 
 
 def test_only_a_slice_of_one_subcluster_is_one_member():
@@ -275,8 +285,8 @@ TRAINED = {
 @pytest.mark.parametrize("name", TRAINED)
 def test_they_train_as_one_device_does(name: str):
     count, (model, cluster, microbatches) = 4 if name == "several" else 1, TRAINED[name]
-    batch = BATCH if model is SMALL else SHORT_BATCH
-    _, plan = best_pipelines(problem_on(cluster, microbatches, model, count, batch))
+    length, batch = (LENGTH, BATCH) if model is SMALL else (SHORT, SHORT_BATCH)
+    _, plan = best_pipelines(problem_on(cluster, microbatches, model, count, length))
     assert len(plan.pipelines) == min(count, 2)
     if name.startswith("beside"):
         wanted = (2, 1) if "data" in name else (1, 2)
