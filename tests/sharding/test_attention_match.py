@@ -65,6 +65,29 @@ def masked(of_scores: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]) ->
     return attend
 
 
+def of_some(weigh: Callable[[jax.Array, jax.Array], jax.Array]) -> Any:
+    """Attention whose weights are a function of scores, and of which keys a query sees."""
+
+    def attend(q: Any, k: Any, v: Any) -> jax.Array:
+        place = jnp.arange(q.shape[1])
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+        return jnp.einsum("bhqk,bkhd->bqhd", weigh(scores, place[:, None] >= place), v)
+
+    return attend
+
+
+def by_exponentials(scores: jax.Array, seen: jax.Array, *, multiplied: bool = False) -> jax.Array:
+    found = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    found = found * seen.astype(found.dtype) if multiplied else jnp.where(seen, found, 0)
+    return found / jnp.sum(found, axis=-1, keepdims=True)
+
+
+def of_some_segments(q: Any, k: Any, v: Any) -> jax.Array:
+    same = SEGMENTS[:, None, :, None] == SEGMENTS[:, None, None, :]
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), where=same)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
 def packed(q: Any, k: Any, v: Any) -> jax.Array:
     same = SEGMENTS[:, None, :, None] == SEGMENTS[:, None, None, :]
     return plain(q, k, v, mask=same, is_causal=True)
@@ -105,6 +128,17 @@ FOUND: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "taken away": (masked(lambda s, i, j: s - jnp.where(j > i, 1e9, 0.0)), [Q, Q, Q]),
     "scaled when hidden": (masked(lambda s, i, j: jnp.where(j > i, -1e4, s) / 16), [Q, Q, Q]),
     "shifted": (masked(lambda s, i, j: jnp.where(j > i, -1e9, s + 3.0)), [Q, Q, Q]),
+    "softmax of some": (of_some(lambda s, seen: jax.nn.softmax(s, where=seen)), [Q, Q, Q]),
+    "softmax of some segments": (of_some_segments, [Q, Q, Q]),
+    "exponentials of some": (of_some(by_exponentials), [Q, Q, Q]),
+    "exponentials, multiplied": (
+        of_some(lambda s, seen: by_exponentials(s, seen, multiplied=True)),
+        [Q, Q, Q],
+    ),
+    "hidden, and weights again": (
+        of_some(lambda s, see: jax.nn.softmax(jnp.where(see, s, -1e9)) * see.astype(s.dtype)),
+        [Q, Q, Q],
+    ),
     "heads first": (heads_first, [Q, Q, Q]),
     "one head": (one_head, [Q[0, :, 0], K[0, :, 0], V[0, :, 0]]),
     "vmap": (jax.vmap(one_head), [Q[:, :, 0], K[:, :, 0], V[:, :, 0]]),
@@ -155,6 +189,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         "its mask is not full",
     ),
     "dropout": (dropping, "attention dropout"),
+    "weights alone hidden": (
+        of_some(lambda s, seen: jnp.where(seen, jax.nn.softmax(s), 0)),
+        "its weights are dropped",
+    ),
     "cap": (capped, "tanh is between the scores and the softmax"),
     "hidden and scaled": (
         masked(lambda s, i, j: jnp.where(j <= i, s, -1e4) / 1e3),
@@ -188,6 +226,15 @@ def test_what_is_not_known_stays_and_is_refused_with_the_line(name: str):
     assert "attention" not in names_in(matched.program.jaxpr)
     with pytest.raises(InputError, match=f"dot_general at {re.escape(__file__)}:.*{reason}"):
         matched.check()
+
+
+def test_exponentials_that_are_hidden_after_their_sum_are_no_softmax():
+    def weigh(scores: jax.Array, seen: jax.Array) -> jax.Array:
+        found = jnp.exp(scores)
+        return jnp.where(seen, found, 0) / jnp.sum(found, axis=-1, keepdims=True)
+
+    matched = match_attention(jax.make_jaxpr(of_some(weigh))(Q, Q, Q))
+    assert "attention" not in names_in(matched.program.jaxpr)
 
 
 def test_a_program_is_matched_only_where_sequences_are_divided():

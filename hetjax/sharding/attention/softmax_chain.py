@@ -154,6 +154,10 @@ def combined(
     """
     name = equation.primitive.name
     rest = [each for i, each in enumerate(others) if i != place]
+    if scores.exponentials is not None:
+        masked = _masked_weights(equation, place, scores, others)
+        if masked is not None:
+            return masked
     if scores.summed is not None:
         return scores.refused(OF_WEIGHTS)
     if scores.exponentials is not None:
@@ -189,6 +193,41 @@ def _normalised(scores: Scores, total: Total) -> Scores | None:
     (axis,) = gone[0]
     found = replace(scores, summed=axis)
     return found.refused("a bias is added to its scores") if axis in scores.varying else found
+
+
+def _masked_weights(
+    equation: _compat.JaxprEqn, place: int, scores: Scores, operands: Sequence[Followed]
+) -> Scores | None:
+    """Exponentials or weights that are 0 where a mask says so; None where an equation does more.
+
+    Where the scores were hidden before, nothing changes. Only exponentials may be hidden newly:
+    weights would no longer add up to 1.
+    """
+    seen = _seen_by_factor(equation.primitive.name, place, operands)
+    if seen is None:
+        return None
+    found = _seeing(scores, seen, -math.inf)
+    if found.problem or found.conditions == scores.conditions:
+        return found
+    is_new = scores.summed is None
+    return replace(found, exponentials=equation.outvars[0]) if is_new else None
+
+
+def _seen_by_factor(name: str, place: int, operands: Sequence[Followed]) -> Region | None:
+    """Where what an equation makes is as it was, if it is 0 elsewhere."""
+    if name == "select_n" and place > 0 and len(operands) == 3:
+        which, other, inside = operands[0], operands[3 - place], place - 1
+        if not (isinstance(other, Uniform) and other.value == 0):
+            return None
+    elif name == "mul":
+        which, inside = operands[1 - place], 1
+    else:
+        return None
+    if not isinstance(which, Region):
+        return None
+    seen = which if which.inside == inside else reversed_region(which)
+    is_factor = seen is not None and {seen.inside, seen.outside} == {0, 1}
+    return seen if is_factor and seen.inside == inside else None
 
 
 def _selected(scores: Scores, place: int, operands: Sequence[Followed]) -> Scores:
