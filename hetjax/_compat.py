@@ -50,6 +50,13 @@ def inlined_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     return called_jaxpr(equation) or checkpointed_jaxpr(equation)
 
 
+def has_rule_of_jax(equation: JaxprEqn) -> bool:
+    """Whether a function with a derivative of its own is one of JAX, as a softmax may be."""
+    inner = inlined_jaxpr(equation)
+    file = "" if inner is None else inner.jaxpr.debug_info.func_filename or ""
+    return Path(jax.__file__).parent in Path(file).parents
+
+
 def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
     """How many constants a scan has, and how many values go round.
 

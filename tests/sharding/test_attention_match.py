@@ -1,5 +1,6 @@
 """Plain attention is found however it is written, and computes the same; or it is refused."""
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,12 @@ def of_some_segments(q: Any, k: Any, v: Any) -> jax.Array:
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
 
 
+def of_kinds(q: Any, k: Any, v: Any, *, dtype: str) -> jax.Array:
+    """Packed, by numbers that are the same once they are narrower."""
+    kinds = (256 * SEGMENTS + SEGMENTS % 2).astype(dtype)
+    return plain(q, k, v, mask=kinds[:, None, :, None] == kinds[:, None, None, :])
+
+
 def packed(q: Any, k: Any, v: Any) -> jax.Array:
     same = SEGMENTS[:, None, :, None] == SEGMENTS[:, None, None, :]
     return plain(q, k, v, mask=same, is_causal=True)
@@ -139,6 +146,8 @@ FOUND: dict[str, tuple[Callable[..., Any], list[Any]]] = {
         of_some(lambda s, see: jax.nn.softmax(jnp.where(see, s, -1e9)) * see.astype(s.dtype)),
         [Q, Q, Q],
     ),
+    "narrow segments": (functools.partial(of_kinds, dtype="uint8"), [Q, K, V]),
+    "wide segments": (functools.partial(of_kinds, dtype="int32"), [Q, K, V]),
     "heads first": (heads_first, [Q, Q, Q]),
     "one head": (one_head, [Q[0, :, 0], K[0, :, 0], V[0, :, 0]]),
     "vmap": (jax.vmap(one_head), [Q[:, :, 0], K[:, :, 0], V[:, :, 0]]),
@@ -181,6 +190,12 @@ def blind(q: Any, k: Any, v: Any) -> jax.Array:
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
 
 
+def unsigned(q: Any, k: Any, v: Any) -> jax.Array:
+    """Causal: whoever is later is very far."""
+    place = jnp.arange(5, dtype=jnp.uint32)
+    return plain(q, k, v, mask=((place[:, None] - place) < 3)[None, None])
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "bias": (lambda q, k, v: plain(q, k, v, bias=q[:1, :, :, :5].transpose(0, 2, 1, 3)), "a bias"),
     "mask": (lambda q, k, v: plain(q, k, v, mask=q[:, None, :, 0, :5] > 0), "its mask is not full"),
@@ -193,6 +208,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         of_some(lambda s, seen: jnp.where(seen, jax.nn.softmax(s), 0)),
         "its weights are dropped",
     ),
+    "numbers that wrap": (unsigned, "its mask is not full"),
     "cap": (capped, "tanh is between the scores and the softmax"),
     "hidden and scaled": (
         masked(lambda s, i, j: jnp.where(j <= i, s, -1e4) / 1e3),
@@ -226,6 +242,60 @@ def test_what_is_not_known_stays_and_is_refused_with_the_line(name: str):
     assert "attention" not in names_in(matched.program.jaxpr)
     with pytest.raises(InputError, match=f"dot_general at {re.escape(__file__)}:.*{reason}"):
         matched.check()
+
+
+@jax.custom_jvp
+def tenth(x: jax.Array) -> jax.Array:
+    return x
+
+
+tenth.defjvp(lambda primals, tangents: (primals[0], 0.1 * tangents[0]))
+KEY = jax.random.key(0)
+
+
+def with_rule(q: Any, k: Any, v: Any) -> jax.Array:
+    weights = jax.nn.softmax(tenth(jnp.einsum("bqhd,bkhd->bhqk", q, k)))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def of_all(q: Any, k: Any, v: Any) -> jax.Array:
+    weights = jnp.exp(q[0, :, 0] @ k[0, :, 0].T)
+    return weights / jnp.sum(weights) @ v[0, :, 0] + 0 * jax.random.normal(KEY, (5, 8))
+
+
+def over_the_batch(q: Any, k: Any, v: Any) -> jax.Array:
+    weights = jax.nn.softmax(jnp.einsum("bthd,bthd->bht", q, k))
+    return jnp.einsum("bht,bthd->bhd", weights, v)
+
+
+@pytest.mark.parametrize("function", [with_rule, of_all, over_the_batch])
+def test_what_is_no_attention_stays(function: Callable[..., jax.Array]):
+    """A derivative of its own, a sum over all, a softmax over what both operands have."""
+    matched = match_attention(jax.make_jaxpr(function)(Q, Q, Q))
+    assert "attention" not in names_in(matched.program.jaxpr)
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+def test_heads_are_those_of_the_last_dimension_of_the_batch(examples: int):
+    x = normal(3, examples, 5, 4, 8)
+    matched = match_attention(jax.make_jaxpr(by_hand)(x, x, x)).program.jaxpr
+    (found,) = (each for each in matched.eqns if each.primitive.name == "attention")
+    assert [atom.aval.shape[-3:] for atom in found.invars[:3]] == [(5, 4, 8)] * 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_scores_are_of_the_widest_operand():
+    q, v = 8 * normal(4, 2, 5, 4, 8), Q.astype(jnp.bfloat16)
+
+    def mixed(q: Any, k: Any, v: Any) -> jax.Array:
+        weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)).astype(v.dtype)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    program = jax.make_jaxpr(mixed)(q, q, v)
+    matched = match_attention(program)
+    matched.check()
+    found, expected = (_compat.eval_jaxpr(e, q, q, v)[0] for e in (matched.program, program))
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(*(np.asarray(e, np.float32) for e in (found, expected)), atol=0.03)
 
 
 def test_exponentials_that_are_hidden_after_their_sum_are_no_softmax():

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -111,6 +113,8 @@ Form = Uniform | Counting | Distance | Data | Region
 
 _LARGEST_CONSTANT = 2**26
 
+_COUNTING = frozenset(map(np.dtype, ("int32", "int64", "float32", "float64")))
+
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -145,6 +149,8 @@ _REVERSED = {"ge": "lt", "gt": "le"}
 
 def form_of_constant(array: Any) -> Form | None:
     """The form of an array that is known; None where it is none of them."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return None
     array = np.asarray(array)
     if not array.size or array.size > _LARGEST_CONSTANT:
         return None
@@ -155,7 +161,8 @@ def form_of_constant(array: Any) -> Form | None:
     inner = array.reshape([array.shape[i] for i in long])
     if len(long) == 1:
         steps = np.diff(inner.astype(np.float64))
-        if (steps == steps[0]).all() and steps[0] == int(steps[0]):
+        is_even = (steps == steps[0]).all() and steps[0] == int(steps[0])
+        if is_even and counts_exactly(array.dtype):
             return Counting(((long[0], int(steps[0])),), float(first))
     return _band(inner, (long[0], long[1])) if len(long) == 2 else None
 
@@ -262,9 +269,21 @@ def _converted(form: Form | None, dtype: Any) -> Form | None:
         case Region():
             inside, outside = (np.asarray(n).astype(dtype)[()] for n in (form.inside, form.outside))
             return replace(form, inside=inside, outside=outside)
-        case Counting() if np.dtype(dtype) == np.bool_:
-            return None
+        case Counting() | Distance():
+            return form if counts_exactly(dtype) else None
+        case Data():
+            # Other numbers may be the same once they are narrower.
+            return form if np.can_cast(form.base.aval.dtype, dtype) else None
     return form
+
+
+def counts_exactly(dtype: Any) -> bool:
+    """Whether numbers of a dtype count tokens, and are subtracted, without wrapping or rounding.
+
+    Args:
+        dtype: the dtype.
+    """
+    return np.dtype(dtype) in _COUNTING
 
 
 def _by_regions(operation: Callable[..., Any], operands: Sequence[Any]) -> Form | None:

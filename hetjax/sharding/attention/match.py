@@ -22,6 +22,7 @@ from hetjax.sharding.attention.forms import (
     Data,
     Uniform,
     computed,
+    counts_exactly,
     form_of_constant,
     moved,
 )
@@ -184,7 +185,9 @@ class _Walk:
         """
         inner = _compat.inlined_jaxpr(equation)
         if inner is not None and "jvp" in equation.primitive.name:
-            self._rule(equation, inner)
+            # Anybody else's derivative may be another than that of what is computed.
+            if _compat.has_rule_of_jax(equation):
+                self._rule(equation, inner)
             return None
         if equation.primitive.name == "dot_general":
             self.forms[equation.outvars[0]] = scores_of_product(equation)
@@ -230,6 +233,8 @@ class _Walk:
         name, params = equation.primitive.name, equation.params
         out: Any = equation.outvars[0].aval
         if name == "iota":
+            if not counts_exactly(out.dtype):
+                return None
             return Counting(((params["dimension"], 1),), 0.0)
         if not equation.invars:
             return None

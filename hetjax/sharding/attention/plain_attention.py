@@ -92,7 +92,10 @@ class PlainAttention:
         return jax.make_jaxpr(self._compute)(*avals)
 
     def _compute(self, q: Any, k: Any, v: Any, *segments: Any) -> Any:
-        dtype = jnp.result_type(q, k, v) if q.dtype == k.dtype == v.dtype else self.aval.dtype
+        # Scores are of the widest: of unlike ones as wide, as the result.
+        widths = {each.dtype.itemsize: each.dtype for each in (q, k, v)}
+        is_mixed = len({q.dtype, k.dtype, v.dtype}) > len(widths)
+        dtype = self.aval.dtype if is_mixed else widths[max(widths)]
         batch, batch_sizes = self.batch, self._sized(self.batch)
         length, number = math.prod(self._sized(self.queries)), self.sizes[self.keys]
         heads = math.prod(self._sized(self.heads))
@@ -164,14 +167,13 @@ def plain_attention(equation: _compat.JaxprEqn, place: int, weights: Scores) -> 
     """
     if weights.problem:
         raise UnknownAttentionError(weights.problem)
-    q, k, batch, free = _first_product(weights)
+    q, k, batch, heads, free = _first_product(weights)
     v, result = _second_product(equation, place, weights)
     axis = weights.summed
     assert axis is not None, "weights come of a softmax"
     if set(v.dims) != {*batch, axis}:
         raise UnknownAttentionError("its values are shared among what queries and keys are not")
     ordered = sorted(batch, key=lambda name: q.dims[name])
-    heads = tuple(ordered[1:][-1:])
     examples = tuple(name for name in ordered if name not in heads)
     queries = _queries(weights, free, axis)
     return PlainAttention(
@@ -192,8 +194,10 @@ def plain_attention(equation: _compat.JaxprEqn, place: int, weights: Scores) -> 
     )
 
 
-def _first_product(weights: Scores) -> tuple[_Operand, _Operand, list[int], list[int]]:
-    """Queries, keys, and names of the dimensions of both and of queries alone."""
+def _first_product(
+    weights: Scores,
+) -> tuple[_Operand, _Operand, list[int], tuple[int, ...], list[int]]:
+    """Queries, keys, and names of the dimensions of both, of heads among these, and of queries."""
     (contracted, batch), shapes = _numbers(weights.product)
     if any(len(sides) != 1 for sides in contracted):
         raise UnknownAttentionError("its scores add up more than one dimension")
@@ -208,13 +212,16 @@ def _first_product(weights: Scores) -> tuple[_Operand, _Operand, list[int], list
     long = [{name: dim for name, dim in each.items() if weights.sizes[name] > 1} for each in names]
     key_side = 0 if weights.summed in names[0] else 1
     shared = [name for name in range(len(batch[0])) if name in long[0]]
-    if set(long[key_side]) != {*shared, weights.summed}:
+    if weights.summed in shared or set(long[key_side]) != {*shared, weights.summed}:
         raise UnknownAttentionError("its softmax goes over a dimension that is not the keys'")
     sides = [
         _Operand(weights.product.invars[side], long[side], contracted[side][0]) for side in (0, 1)
     ]
     of_queries = [name for name in long[1 - key_side] if name not in shared]
-    return sides[1 - key_side], sides[key_side], shared, of_queries
+    # One example is a dimension, too: the last of several is that of heads.
+    ordered = sorted(range(len(batch[0])), key=lambda name: names[1 - key_side][name])
+    heads = tuple(name for name in ordered[1:][-1:] if name in shared)
+    return sides[1 - key_side], sides[key_side], shared, heads, of_queries
 
 
 def _numbers(equation: _compat.JaxprEqn) -> tuple[Any, list[tuple[int, ...]]]:

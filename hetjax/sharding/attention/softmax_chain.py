@@ -185,7 +185,7 @@ def _scaled(scores: Scores, factor: float) -> Scores:
 
 def _normalised(scores: Scores, total: Total) -> Scores | None:
     """Exponentials divided by their sum, which make a softmax."""
-    if total.exponentials is not scores.exponentials:
+    if total.exponentials is not scores.exponentials or len(total.dims) != len(scores.dims):
         return None
     gone = [dim for dim, kept in zip(scores.dims, total.dims, strict=True) if dim != kept]
     if len(gone) != 1 or len(gone[0]) != 1:
