@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from hetjax.errors import reason_of
@@ -54,7 +55,9 @@ class AppendedFile:
                 written += os.pwrite(self._handle, wanted[written:], self._end + written)
         except OSError as error:
             self.failure = reason_of(error)
-            os.ftruncate(self._handle, self._end)
+            # Where not even that can be done, the next record is written over what is there.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._handle, self._end)
         else:
             self._end += written
             self._waiting.clear()

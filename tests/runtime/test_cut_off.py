@@ -19,6 +19,7 @@ from hetjax.data import synthetic
 from hetjax.runtime.checkpoints.checkpoint import StageSaver
 from hetjax.runtime.workers.feed import BatchReader
 from hetjax.runtime.workers.instruction_run import InstructionRun
+from hetjax.runtime.workers.worker import StageWorker
 
 DATA = synthetic(VOCABULARY, LENGTH, size=2000)
 
@@ -177,6 +178,68 @@ def only(**leaves: Any) -> Callable[[Any], Any]:
 def test_batches_of_a_source_are_what_was_planned(change: Any, message: str):
     with make(Changed(change)) as trainer, pytest.raises(InputError, match=message):
         trainer.train_step()
+
+
+def test_who_has_failed_once_trains_on_when_resumed(tmp_path: Path):
+    def unreadable(batch: Any) -> Any:
+        raise OSError("the disk is away")
+
+    source = Changed()
+    with make(source, tmp_path) as trainer:
+        losses = [trainer.train_step().loss]
+        trainer.save(wait=True)
+        losses.append(trainer.train_step().loss)
+        trainer.train_step()
+        source.change = unreadable
+        for _ in range(2):
+            with pytest.raises(OSError, match="the disk is away"):
+                trainer.evaluate()
+        with pytest.raises(OSError, match="the disk is away"):
+            for _ in range(3):
+                trainer.train_step()
+        source.change = lambda batch: batch
+        trainer.resume()
+        assert trainer.train_step().loss == losses[1]
+        trainer.evaluate()
+
+
+def test_an_evaluation_that_is_interrupted_ends_before_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    evaluate, step, running = StageWorker.evaluate, StageWorker.train_step, []
+
+    def late(self: Any, *arguments: Any) -> Any:
+        running.append(self)
+        if len(running) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        found = evaluate(self, *arguments)
+        running.remove(self)
+        return found
+
+    def alone(self: Any, *arguments: Any, **options: Any) -> Any:
+        assert not running
+        return step(self, *arguments, **options)
+
+    with make(DATA) as trainer, make(DATA) as another:
+        monkeypatch.setattr(StageWorker, "evaluate", late)
+        monkeypatch.setattr(StageWorker, "train_step", alone)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.evaluate()
+        assert running
+        assert trainer.train_step().loss == another.train_step().loss
+
+
+def test_a_trainer_that_is_closed_twice_leaves_the_folder_to_the_next(tmp_path: Path):
+    with make(DATA, tmp_path) as trainer:
+        trainer.train_step()
+        trainer.close()
+        with make(DATA, tmp_path) as other:
+            other.train_step()
+            begun = tmp_path / "checkpoints" / ".tmp-3"
+            begun.mkdir(parents=True)
+            trainer.close()
+            assert begun.exists()
 
 
 @pytest.mark.parametrize(

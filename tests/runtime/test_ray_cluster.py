@@ -42,6 +42,7 @@ if __name__ == "__main__":
         with ray_jobs.make_trainer("ray", loss_function=loss) as another:
             assert another.train_step().loss == losses[0]
         losses.append(trainer.train_step().loss)
+        trainer.switch(ray_jobs.make_plan_of_two_pipelines())
         address = ray.get_runtime_context().gcs_address
     print(json.dumps({"losses": losses, "address": address, "left": not ray.is_initialized()}))
 """

@@ -69,6 +69,21 @@ def test_every_part_arrives(arrays, policy, smallest):
             np.testing.assert_array_equal(found, expected)
 
 
+def test_what_comes_from_several_is_passed_on_as_it_came():
+    """Two owners send three devices of a node a piece each; one of the pieces is halved."""
+    before, after = (
+        HSharding((Subgroup(devices, (("x", len(devices)),), P()),)).shards((24, 24))
+        for devices in ((0, 1), (0, 1, 8, 9, 10))
+    )
+    array = MovedArray("weights", (24, 24), 4, before, after)
+    with mock.patch.object(balanced_senders, "SMALLEST_PIECE", 4):
+        plan = plan_switch([array], NODES)
+    first, second = plan.phases
+    came = {(bounds, receiver) for _, bounds, sender, receiver in first if sender != receiver}
+    assert len(came) == 4
+    assert {(bounds, sender) for _, bounds, sender, _ in second} == came
+
+
 @given(switches())
 def test_policies_send_the_same_bytes_and_fused_ones_stay_in_nodes(arrays):
     plans = {policy: plan_switch(arrays, NODES, policy=policy) for policy in POLICIES}

@@ -6,8 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
 
 from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart, cut
 from hetjax.pipeline.stages.holders import Holders, Shared, updated_parts, with_updates
@@ -15,6 +19,24 @@ from hetjax.planner.costs.network_cards import is_in_one_node
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.work.execution import Execution, state_division
 from hetjax.planner.work.stage_work import part_shape
+
+
+class ExchangedBytes(NamedTuple):
+    """What stages tell each other of a parameter.
+
+    Args:
+        gradient: bytes of its gradient, summed over microbatches.
+        value: bytes of itself.
+    """
+
+    gradient: int
+    value: int
+
+    @classmethod
+    def of(cls, shape: jax.ShapeDtypeStruct) -> ExchangedBytes:
+        """Those of a parameter of some shape."""
+        summed = math.prod(shape.shape) * accumulator_dtype(shape.dtype).itemsize
+        return cls(summed, num_bytes(shape))
 
 
 @dataclass(frozen=True)
@@ -47,9 +69,9 @@ class SharedParameters:
         """How many elements a part has."""
         return math.prod(part_shape(self.program, part).shape)
 
-    def num_bytes(self, part: ParameterPart) -> int:
-        """How many bytes a part has."""
-        return num_bytes(part_shape(self.program, part))
+    def exchanged(self, part: ParameterPart) -> ExchangedBytes:
+        """What stages tell each other of a part."""
+        return ExchangedBytes.of(part_shape(self.program, part))
 
     def saved_bytes(self, stage: int, optimizer_bytes: float, execution: Execution) -> float:
         """What a device of a stage need not hold, since other stages update some of its parameters.
@@ -105,14 +127,14 @@ def sharing_seconds(plan: Plan, shared: SharedParameters) -> tuple[float, ...]:
     Returns:
         Seconds of each stage, over the slowest of its links; 0 where it shares nothing.
     """
-    pieces = ((holders, shared.num_bytes(part)) for part, holders in shared.shared.items())
+    pieces = ((holders, shared.exchanged(part)) for part, holders in shared.shared.items())
     return exchange_seconds(plan.cluster, [stage.submeshes for stage in plan.stages], pieces)
 
 
 def exchange_seconds(
     cluster: Cluster,
     submeshes: Sequence[Sequence[SubMesh]],
-    pieces: Iterable[tuple[Holders, int]],
+    pieces: Iterable[tuple[Holders, ExchangedBytes]],
 ) -> tuple[float, ...]:
     """How long stages take to exchange what several of them hold.
 
@@ -140,9 +162,9 @@ def exchange_seconds(
         for stage in holders.stages:
             for updater in holders.updaters:
                 if updater != stage:
-                    move("gradient", stage, updater, size)
+                    move("gradient", stage, updater, size.gradient)
             if stage != owner:
-                move("value", owner, stage, size)
+                move("value", owner, stage, size.value)
     seconds = [0.0] * len(submeshes)
     for stage, others in partners.items():
         moved = sum(

@@ -162,7 +162,9 @@ class TaskCosts:
                 continue
             whole = times.forward if task.direction == FORWARD else times.backward
             expected = self._speeds.whole_seconds(task.items, m, task.direction)
-            found.append(float(run.in_form(whole.of(run.layers))) / expected)
+            measured = float(run.in_form(whole.of(run.layers)))
+            # Of layers that are frozen there is no backward pass.
+            found.append(measured / expected if expected else 1.0)
         return np.array(found)
 
 

@@ -16,11 +16,10 @@ import numpy as np
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
-from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.update.state_groups import STATE_GROUPS
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
-from hetjax.planner.costs.update_cost import update_seconds
+from hetjax.planner.costs.update_cost import sum_factor, update_seconds
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.plan.update_weights import update_weights
 from hetjax.planner.problem.problem import PlanningProblem
@@ -232,7 +231,7 @@ def member_exchange_seconds(
         of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, member)
         # Others update a share of what has gradients; all devices of a member give their parts.
         values = of.trained * member.mesh_shape[1]
-        sums, mine = values * _sum_factor(runs), member.updates
+        sums, mine = values * sum_factor(runs), member.updates
         given = (1 - mine) * sums, others * mine * values
         taken = others * mine * sums, (1 - mine) * values
         one_way = np.maximum(given[0], taken[0]) + np.maximum(given[1], taken[1])
@@ -241,19 +240,6 @@ def member_exchange_seconds(
 
     pairs = zip(union.members, union.exchanges, strict=True)
     return _slowest(of_member(*pair) for pair in pairs)
-
-
-def _sum_factor(runs: Runs) -> float:
-    """How many times as large sums of gradients are as the parameters."""
-
-    def found() -> float:
-        sizes = [
-            (s.size, s.dtype.itemsize, accumulator_dtype(s.dtype).itemsize) for s in runs.shapes
-        ]
-        held = sum(size * each for size, each, _ in sizes)
-        return sum(size * each for size, _, each in sizes) / held if held else 1.0
-
-    return runs.once(("sums over parameters",), found)
 
 
 def _loads(problem: PlanningProblem, union: UnionExecution) -> tuple[float, float]:

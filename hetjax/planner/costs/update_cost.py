@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.timeline.streamed_update import GroupTimes
 from hetjax.pipeline.update.state_groups import state_groups
 from hetjax.planner.problem.problem import PlanningProblem
@@ -35,7 +36,7 @@ def update_seconds(
     def found() -> tuple[FloatArray, FloatArray]:
         of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
         once = execution.sharding != "fully_sharded"
-        exchange = 2 * parameter_passes(problem, runs, execution)[1] * once
+        exchange = _exchange_seconds(of.trained, runs, execution) * once
         computed = TASK_SECONDS + of.updated / rate
         if execution.host_link is not None:
             computed = _streamed_seconds(problem, runs, execution, of.updated / rate)
@@ -48,6 +49,34 @@ def update_seconds(
     way = (execution.mesh_shape, execution.sharding, execution.link, problem.optimizer_bytes)
     way = (*way, execution.updates, execution.members, execution.host_link)
     return runs.once(("update", rate, *way), found)
+
+
+def sum_factor(runs: Runs) -> float:
+    """How many times as large sums of gradients are as the parameters.
+
+    Args:
+        runs: the work.
+    """
+
+    def found() -> float:
+        sizes = [
+            (s.size, s.dtype.itemsize, accumulator_dtype(s.dtype).itemsize) for s in runs.shapes
+        ]
+        held = sum(size * each for size, each, _ in sizes)
+        return sum(size * each for size, _, each in sizes) / held if held else 1.0
+
+    return runs.once(("sums over parameters",), found)
+
+
+def _exchange_seconds(trained: FloatArray, runs: Runs, execution: Execution) -> FloatArray:
+    """Seconds over the data axis in which gradients are summed, and given to all or to updaters.
+
+    Whoever updates a part of the parameters gives it to the others.
+    """
+    link, devices = execution.link, execution.mesh_shape[0]
+    sums = ring_seconds(link, sum_factor(runs) * trained, devices)
+    given = sums if execution.sharding == "data" else ring_seconds(link, trained, devices)
+    return sums + given
 
 
 def parameter_passes(

@@ -16,6 +16,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import Estimate
+from hetjax.planner.costs.sharing_cost import ExchangedBytes
 from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.foreign.foreign_profile import ForeignProfile, LayerTimes, MeshShape
 from hetjax.planner.harp.candidate_clock import StageSeconds, Tied
@@ -75,7 +76,8 @@ class ForeignCosts:
             users = np.array(
                 [place == owner or e.tied_to == owner for place, e in enumerate(layers)]
             )
-            found.append((users, round(layers[owner].parameter_bytes)))
+            told = layers[owner].gradient_bytes, layers[owner].parameter_bytes
+            found.append((users, ExchangedBytes(*map(round, told))))
         return found
 
     def executions(self, part: Subcluster, shape: tuple[int, int]) -> Iterator[Execution]:

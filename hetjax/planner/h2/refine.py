@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hetjax.planner.harp.refit import refitted
+from hetjax.planner.harp.refit import refitted, ways_of
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.predictions.kept_layers import keeping_what_fits
 from hetjax.planner.predictions.kept_state import keeping_state_that_fits
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.repeating_layers import REPETITIONS
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
     """
     found = predict(plan, problem)
     schedule = replace(plan.pipeline.schedule, name=problem.warm_up_schedule)
-    others = [found, refitted(plan.with_schedule(schedule), problem)]
+    free, repetitions = plan.with_schedule(schedule), REPETITIONS
+    if not problem.options.allow_recompute:
+        repetitions = REPETITIONS[:1]
+    others = [found, refitted(free, problem, ways_of(free, problem, repetitions))]
     known = [keeping_state_that_fits(each, problem) for each in others if each is not None]
     kept = [keeping_what_fits(each, problem) for each in known]
     fitting = [each for each in kept if each.predicted.fits]

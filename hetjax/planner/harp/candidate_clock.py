@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.holders import Holders
 from hetjax.pipeline.timeline.simulate import warm_up_ends
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.costs.crossing_ends import End
 from hetjax.planner.costs.network_cards import is_in_one_node, with_shared_cards
-from hetjax.planner.costs.sharing_cost import exchange_seconds
+from hetjax.planner.costs.sharing_cost import ExchangedBytes, exchange_seconds
 from hetjax.planner.costs.union_cost import UnionExecution, estimate_union
 from hetjax.planner.harp.candidate_plans import candidate_ends, slice_of
 from hetjax.planner.harp.fixed_pace import Place
@@ -46,8 +45,8 @@ class StageSeconds(NamedTuple):
     update: FloatArray
 
 
-Tied = tuple[NDArray[np.bool_], int]
-"""Parameters that several layers use: which ones, and their bytes."""
+Tied = tuple[NDArray[np.bool_], ExchangedBytes]
+"""Parameters that several layers use: which ones, and what these tell each other of them."""
 
 
 class CandidateClock:
@@ -86,7 +85,7 @@ class CandidateClock:
         assert runs.used is not None, "a search looks at all runs"
         by_repetition = runs_by_repetition(runs, problem.repeatable_layers)
         tied = [
-            (runs.used[place] > 0, num_bytes(runs.shapes[place]))
+            (runs.used[place] > 0, ExchangedBytes.of(runs.shapes[place]))
             for place in np.flatnonzero(runs.used.sum(axis=1) > 1)
         ]
 
@@ -179,7 +178,7 @@ class CandidateClock:
             places: of the stages, which tell their layers.
             stages: where they are.
         """
-        pieces: list[tuple[Holders, int]] = []
+        pieces: list[tuple[Holders, ExchangedBytes]] = []
         for used, size in self._tied:
             holders = tuple(s for s, each in enumerate(places) if used[slice(*each.layers)].any())
             if len(holders) > 1:

@@ -41,12 +41,15 @@ ChoicePredictions = Sequence[Mapping[RuleChoice, StagePrediction]]
 """What each stage of a plan takes in each way, but for what depends on the schedule."""
 
 
-def ways_of(plan: Plan, problem: PlanningProblem) -> ChoicePredictions:
+def ways_of(
+    plan: Plan, problem: PlanningProblem, repetitions: Sequence[Repetition] = REPETITIONS
+) -> ChoicePredictions:
     """What the stages of a plan take in all ways: both of what follows is chosen among these.
 
     Args:
         plan: a plan that `can_be_refitted`.
         problem: the problem that it solves.
+        repetitions: what stages may make again; anything unless given.
 
     Returns:
         The ways of each stage.
@@ -55,7 +58,7 @@ def ways_of(plan: Plan, problem: PlanningProblem) -> ChoicePredictions:
         InputError: the plan cannot be refitted, or was made for another model.
     """
     _check(plan)
-    return _predicted_ways(plan, problem, REPETITIONS)
+    return _predicted_ways(plan, problem, repetitions)
 
 
 def refitted(

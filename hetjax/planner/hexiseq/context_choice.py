@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -109,18 +110,33 @@ def offloading(problem: PlanningProblem, models: Sequence[ContextModel]) -> list
         models: its cost models.
 
     Returns:
-        The same; none where there is no state, or a host gives no memory for it.
+        The same, without devices whose hosts give no memory; none where there is no state, or no
+        host gives any.
     """
-    parts = problem.cluster.subclusters
-    if any(part.host_memory_bytes is None for part in parts) or not problem.optimizer_bytes:
+    if not problem.optimizer_bytes:
         return []
+    cluster = problem.cluster
+    numbers = zip(
+        itertools.accumulate((part.num_devices for part in cluster.subclusters), initial=0),
+        cluster.subclusters,
+        strict=False,
+    )
+    without = frozenset(
+        device
+        for first, part in numbers
+        if part.host_memory_bytes is None
+        for device in range(first, first + part.num_devices)
+    )
     program = problem.program
     sizes = [program.avals[value].size for value in program.parameters]
     # While one group of the state is updated, the next one is on its way.
     there = min(1.0, 2 * max(max(sizes) / sum(sizes), 1 / STATE_GROUPS))
-    return [
-        ContextModel(model.devices, _offloading(model.work, there), model.paces) for model in models
-    ]
+    found = []
+    for model in models:
+        devices = replace(model.devices, lost=model.devices.lost | without)
+        if len(devices.usable):
+            found.append(ContextModel(devices, _offloading(model.work, there), model.paces))
+    return found
 
 
 def _offloading(work: ContextWork, there: float) -> ContextWork:

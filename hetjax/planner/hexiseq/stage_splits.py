@@ -99,6 +99,9 @@ def _best(
         if members is None or (len(members) == 1 and len(part) > 1):
             continue
         others = frozenset(range(devices.cluster.num_devices)) - frozenset(part)
+        left = replace(devices, lost=devices.lost | others)
+        if not len(left.usable):
+            continue
         of_part = replace(
             work,
             layers=blocks,
@@ -106,7 +109,7 @@ def _best(
             other_parameters=work.other_parameters if is_last else 0,
             vocabulary=work.vocabulary if is_last else 0,
         )
-        stage = ContextModel(replace(devices, lost=others), of_part, model.paces)
+        stage = ContextModel(left, of_part, model.paces)
         try:
             found.append(ContextChoice(schedule_context(stage), stage))
         except DoesNotFitError:

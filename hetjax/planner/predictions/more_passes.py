@@ -93,10 +93,10 @@ def with_passes(
     for place in range(len(ends) - 1):
         for moved in _moved(ends, place):
             changed = _repeated(plan, problem, moved, best.pipeline.schedule)
-            if _step_time(changed) < _step_time(best):
+            if _rank(changed) < _rank(best):
                 best, ends = changed, moved
     again = _searched(best)
-    return min((best, again), key=_step_time)
+    return min((best, again), key=_rank)
 
 
 def _searched(plan: Plan) -> Plan:
@@ -147,3 +147,8 @@ def _repeated(
 
 def _step_time(plan: Plan) -> float:
     return plan.predicted.step_time
+
+
+def _rank(plan: Plan) -> tuple[bool, float]:
+    """What fits comes first, however fast others are."""
+    return not plan.predicted.fits, _step_time(plan)

@@ -108,7 +108,7 @@ class RunCheckpoints:
         self._pending: Future[None] | None = None
         self._failed: SaveError | None = None
         self._is_raised = True
-        self._goes_on = False
+        self._goes_on = self._is_closed = False
 
     def check_ours(self) -> None:
         """Check that no checkpoint of another run would be replaced or removed.
@@ -263,6 +263,10 @@ class RunCheckpoints:
             SaveError: the last save has failed, and it was not raised yet.
             WorkerLostError: a worker died or stopped answering.
         """
+        if self._is_closed:
+            # Another run may have the folder by now.
+            return
+        self._is_closed = True
         try:
             self.finish()
         finally:

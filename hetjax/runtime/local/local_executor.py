@@ -268,6 +268,9 @@ class LocalExecutor:
                 self.transport.fail(error)
                 raise
 
+        # What an interrupted call has left running uses the same buffers.
+        wait(self._running)
+        self.transport.begin_anew()
         futures = [self._threads.submit(run, each) for each in self._device_workers]
         self._running = [*futures]
         wait(futures, return_when=FIRST_EXCEPTION)

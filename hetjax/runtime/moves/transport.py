@@ -138,6 +138,12 @@ class InProcessTransport:
             self.failure = self.failure or error
             self._changed.notify_all()
 
+    def begin_anew(self) -> None:
+        """Forget a failure, and what was not fetched: no worker runs."""
+        with self._changed:
+            self.failure = None
+            self._arrived.clear()
+
     def close(self) -> None:
         """Forget what was not fetched."""
         with self._changed:

@@ -104,8 +104,8 @@ def connect_to_ray(options: RayOptions) -> bool:
         _check_reachable(address)
     try:
         _initialize(address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(
             f"ray address {address or 'auto'!r} cannot be used: {reason} (if the cluster wants a "
             f"token, set RAY_AUTH_MODE=token)"

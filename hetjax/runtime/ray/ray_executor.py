@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError
@@ -154,7 +157,8 @@ class RayExecutor:
         workers = self._workers
         own: dict[tuple[int, int], int | None] = {}
         for (stage, _), process in self._processes.items():
-            own.setdefault((stage, process.place), cores[len(own)] if cores else None)
+            if (stage, process.place) not in own:
+                own[stage, process.place] = cores[len(own)] if cores else None
         workers.wait(
             {
                 peer: workers.actor(peer).prepare.remote(settings, own[peer[0], process.place])
@@ -248,7 +252,10 @@ class RayExecutor:
             for references in (*given, wanted):
                 references.clear()
         taken = time.perf_counter() - started_at
-        executor._connected, self._connected = self._connected, False
+        if self._connected:
+            # The new workers have joined by themselves.
+            RAY_USERS.leave()
+            self._connected = False
         executor.switch_seconds = {
             "give": given_at - began,
             "start": started_at - given_at,
@@ -375,9 +382,13 @@ class RayExecutor:
 
     def evaluate(self, index: int) -> tuple[float, ...]:
         """The sums of a held-out batch, as `StageWorker.evaluate` returns them."""
+        read = self._workers.call(lambda actor: actor.read_held_out.remote(index))
+        for error in read.values():
+            if error is not None:
+                raise error
         self._call += 1
         call = self._call
-        results = self._workers.call(lambda actor: actor.evaluate.remote(call, index))
+        results = self._workers.call(lambda actor: actor.evaluate.remote(call))
         firsts = [each for (_, host), each in results.items() if host == 0]
         return summed([*itertools.chain.from_iterable(firsts)])
 
@@ -458,6 +469,12 @@ def _check_resources(plan: Plan) -> None:
     check_resources(wanted)
 
 
+def _on_host(leaf: Any) -> Any:
+    """An array of JAX as one of NumPy, where that has such."""
+    is_plain = isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return np.asarray(leaf) if is_plain else leaf
+
+
 def _put_job(job: Job) -> Any:
     """Give a job to Ray.
 
@@ -466,6 +483,9 @@ def _put_job(job: Job) -> Any:
     """
     import ray
 
+    # JAX's arrays would land on the first device of every worker.
+    if not callable(job.parameters):
+        job = replace(job, parameters=jax.tree.map(_on_host, job.parameters))
     try:
         return ray.put(job)
     except Exception:

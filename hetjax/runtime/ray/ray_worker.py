@@ -201,6 +201,7 @@ class HostWorker:
         )
         self.savers = [StageSaver(placement, stage, job.parameters, member) for stage in stages]
         self.job = job
+        self._held_out: Feed | None = None
         self.reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
         )
@@ -331,10 +332,25 @@ class HostWorker:
         except InputError as error:
             return error
 
-    def evaluate(self, call: int, index: int) -> list[tuple[float, ...] | None]:
-        """The sums of a held-out batch, as `StageWorker.evaluate` returns them for each stage."""
+    def read_held_out(self, index: int) -> Exception | None:
+        """Read a held-out batch before any worker computes with it; why it could not be read.
+
+        What is raised would end the workers, and with them the state.
+        """
         assert self.reader is not None
-        return self.workers.evaluate(call, self.reader.held_out(index))
+        try:
+            self._held_out = self.reader.held_out(index)
+        except (InputError, OSError) as error:
+            return error
+        except Exception as error:
+            return InputError(f"source: held-out batch {index} cannot be read: {error!r}")
+        return None
+
+    def evaluate(self, call: int) -> list[tuple[float, ...] | None]:
+        """The sums of what was read, as `StageWorker.evaluate` returns them for each stage."""
+        assert self._held_out is not None
+        feed, self._held_out = self._held_out, None
+        return self.workers.evaluate(call, feed)
 
     def save(self, folder: str) -> None:
         """Start saving the state; what is trained meanwhile is not in it."""

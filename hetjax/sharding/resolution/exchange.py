@@ -216,10 +216,11 @@ class _ExchangePlanner:
                 continue
             pieces = cut(bounds, len(receivers))
             for receiver, piece in zip(receivers, pieces, strict=False):
-                self._send(phase, piece, owners, receiver)
-            for receiver, piece in zip(receivers, pieces, strict=False):
                 others = [device for device in receivers if device != receiver]
-                self.put(phase + 1, piece, [receiver], others)
+                for owner, share in self.senders.shares(owners, receiver, piece, self.itemsize):
+                    self.put(phase, share, [owner], [receiver])
+                    # Passed on as it arrives: a device has nothing whole that came from several.
+                    self.put(phase + 1, share, [receiver], others)
 
     def reduce(
         self,
