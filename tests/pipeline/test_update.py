@@ -290,3 +290,15 @@ def test_parameters_mixed_elementwise_across_stages_are_refused():
     optimizer = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
     with pytest.raises(InputError, match="lie on different stages: 'bias', 'tied'"):
         divide(optimizer, WHOLE)
+
+
+def test_state_that_is_only_read_is_where_its_parameter_is():
+    """Prodigy compares parameters with the first ones, which it passes on as they are."""
+    optimizer = UNCUT_OPTIMIZERS["prodigy"]
+    names = [name for name, _ in jax.tree.leaves_with_path(optimizer.init(unflatten(arrays(0))))]
+    first = {place for place, path in enumerate(names) if ".params0" in jax.tree_util.keystr(path)}
+    assert len(first) == 4
+    for update, parts in zip(divide(optimizer, WHOLE), WHOLE, strict=True):
+        # All stages have what a scalar's update needs.
+        leaves = {part.leaf for part in parts} | {NAMES.index("scale")}
+        assert len([part for part in update.state if part.leaf in first]) == len(leaves)

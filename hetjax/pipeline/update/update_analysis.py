@@ -102,6 +102,9 @@ class UpdateAnalysis:
         self.producer = {output: step for step in flat.steps for output in step.outputs}
         self.local = self._local_values()
         self.component = self._components()
+        if passed_on := self._passed_on():
+            self.local |= passed_on
+            self.component = self._components()
         self.placements = self._placements()
         self.messages = self._messages()
         self._check_streamed()
@@ -130,6 +133,28 @@ class UpdateAnalysis:
             if found == local:
                 return local
             local = found
+
+    def _passed_on(self) -> set[int]:
+        """State that an update only reads, as the first parameters, of one component alone.
+
+        It lives with the arrays that it is read with, and so does all that is made of it before.
+        """
+        found: set[int] = set()
+        for value, output in zip(self.state, self.new_state, strict=True):
+            is_kept = operand_value(output) == value
+            if not is_kept or value in self.local or not self._is_array(value):
+                continue
+            made, read_with = {value}, set[int]()
+            for step in self.flat.steps:
+                if made.isdisjoint(step.values()):
+                    continue
+                if local := self.local.intersection(step.values()):
+                    read_with.update(map(self.component, local))
+                else:
+                    made.update(each for each in step.outputs if self._is_array(each))
+            if len(read_with) == 1:
+                found |= made
+        return found
 
     def _components(self) -> Callable[[int], int]:
         parent: dict[int, int] = {}
