@@ -308,6 +308,7 @@ def test_a_program_is_told_tensor_by_tensor(capsys: pytest.CaptureFixture[str]) 
         ("train.tune = True", "train.tune is given"),
         ("train.beside = '1f1b'", "train.beside is given"),
         ("planner.objective = 'cost'", "set planner.name = 'harp'"),
+        ("planner.min_stages = 2", "planner.min_stages is 2, and planner.name is 'hap'"),
     ],
 )
 def test_a_program_cannot_be_played_or_scheduled(
@@ -357,6 +358,9 @@ def test_hetero_auto_is_told_as_found_and_refined(capsys: pytest.CaptureFixture[
     cost = ("--gin", "planner.objective = 'cost'")
     assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *cost) == 2
     assert "set planner.name = 'harp'" in capsys.readouterr().err
+    fewer = ("--gin", "planner.max_stages = 2")
+    assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *fewer) == 2
+    assert "planner.max_stages is 2, and planner.name is 'heteroauto'" in capsys.readouterr().err
     assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *chosen, "--lost", "1") == 2
     assert "uses all devices, and 1 are lost" in capsys.readouterr().err
 

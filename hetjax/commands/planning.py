@@ -161,11 +161,18 @@ def hetero_auto_on(
 
 def _check_hetero_auto(settings: Configuration) -> None:
     """Check that nothing is asked for that a plan of HeteroAuto's does not have."""
-    if settings.planner.objective == "cost":
+    planner, what = settings.planner, "planner.name is 'heteroauto', whose plans use all devices"
+    if planner.objective == "cost":
         raise InputError(
-            "planner.objective is 'cost', and planner.name is 'heteroauto', whose plans use all "
-            "devices, whatever they cost; set planner.name = 'harp'"
+            f"planner.objective is 'cost', and {what}, whatever they cost; set planner.name = "
+            f"'harp'"
         )
+    for name, default in (("min_stages", 1), ("max_stages", None)):
+        if (value := getattr(planner, name)) != default:
+            raise InputError(
+                f"planner.{name} is {value}, and {what}, in as many stages as are fastest; leave "
+                f"it out, or set planner.name = 'harp'"
+            )
 
 
 def _by_hetero_auto(problems: Problems, counts: Sequence[int]) -> Planned:
@@ -237,6 +244,11 @@ def _check_synthesised(settings: Configuration) -> None:
     if train.tune or train.beside:
         name = "train.tune" if train.tune else "train.beside"
         raise InputError(f"{name} is given, and {what}: there is no other schedule; leave it out")
+    if settings.planner.min_stages > 1:
+        raise InputError(
+            f"planner.min_stages is {settings.planner.min_stages}, and {what}; allowed is 1: leave "
+            f"it out, or set planner.name = 'harp'"
+        )
     if settings.planner.objective == "cost":
         raise InputError(
             f"planner.objective is 'cost', and {what}, whatever they cost; set planner.name = "

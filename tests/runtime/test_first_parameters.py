@@ -20,7 +20,7 @@ from hetjax.planner import PlanOptions
 LINK = Link(1e9, 1e-6)
 KIND = DeviceKind("one", {"float32": 1e6}, 10**9, 1e9, "made up")
 CLUSTER = hetjax.Cluster("two", (Subcluster("two", KIND, 2, 1, LINK, LINK),))
-PRODIGY = optax.contrib.prodigy(1.0)
+PRODIGY = optax.contrib.prodigy(1.0, estim_lr0=1e-3, estim_lr_coef=10.0)
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
