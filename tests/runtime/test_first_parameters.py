@@ -76,14 +76,12 @@ def test_the_first_parameters_are_saved_by_the_stages_that_have_them(tmp_path: P
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
-def of_all(parameters: Any) -> Any:
-    return optax.tree.norm(parameters)
+def by_norm(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    return jax.tree.map(lambda gradient: -gradient / state, updates), state
 
 
 def test_state_made_of_the_parameters_of_several_stages_is_refused():
-    scaled = optax.GradientTransformation(
-        of_all, lambda updates, state, _: (jax.tree.map(lambda g: -g / state, updates), state)
-    )
+    scaled = optax.GradientTransformation(lambda params: optax.tree.norm(params), by_norm)
     with pytest.raises(InputError, match="initial state is made of 'a', 'b', 'c' and 1 others"):
         trainer(scaled)
     with trainer(scaled, stages=1) as alone:

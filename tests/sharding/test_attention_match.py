@@ -295,7 +295,8 @@ def test_scores_are_of_the_widest_operand():
     matched.check()
     found, expected = (_compat.eval_jaxpr(e, q, q, v)[0] for e in (matched.program, program))
     assert found.dtype == expected.dtype
-    np.testing.assert_allclose(*(np.asarray(e, np.float32) for e in (found, expected)), atol=0.03)
+    ours, theirs = (np.asarray(each, np.float32) for each in (found, expected))
+    np.testing.assert_allclose(ours, theirs, atol=0.03)
 
 
 def test_exponentials_that_are_hidden_after_their_sum_are_no_softmax():

@@ -226,8 +226,9 @@ def _seen_by_factor(name: str, place: int, operands: Sequence[Followed]) -> Regi
     if not isinstance(which, Region):
         return None
     seen = which if which.inside == inside else reversed_region(which)
-    is_factor = seen is not None and {seen.inside, seen.outside} == {0, 1}
-    return seen if is_factor and seen.inside == inside else None
+    if seen is None or {seen.inside, seen.outside} != {0, 1}:
+        return None
+    return seen if seen.inside == inside else None
 
 
 def _selected(scores: Scores, place: int, operands: Sequence[Followed]) -> Scores:
