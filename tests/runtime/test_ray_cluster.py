@@ -42,7 +42,7 @@ if __name__ == "__main__":
         with ray_jobs.make_trainer("ray", loss_function=loss) as another:
             assert another.train_step().loss == losses[0]
         losses.append(trainer.train_step().loss)
-        trainer.switch(ray_jobs.make_plan_of_two_pipelines())
+        trainer.switch(ray_jobs.make_plan())
         address = ray.get_runtime_context().gcs_address
     print(json.dumps({"losses": losses, "address": address, "left": not ray.is_initialized()}))
 """
@@ -177,7 +177,7 @@ def test_a_script_trains_on_the_cluster_of_its_environment(running_cluster: str,
         env={**os.environ, "RAY_ADDRESS": running_cluster},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
