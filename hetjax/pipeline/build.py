@@ -260,8 +260,10 @@ def cut_pipelines(
 
     names = path_names(parameters)
     places, state_places = program.leaves.places, state_leaves.places
+    # Of scalars all stages have the state.
+    scalars = {leaf for (leaf, _), each in zip(places, shapes, strict=True) if not each.shape}
     for stage, update in zip(stages, updates, strict=True):
-        known = {places[part.leaf][0] for part in stage.parameters}
+        known = scalars | {places[part.leaf][0] for part in stage.parameters}
         for part in update.state:
             _check_initial_state(made_of[state_places[part.leaf][0]], known, names)
 

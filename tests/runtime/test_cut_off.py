@@ -206,12 +206,13 @@ def test_an_evaluation_that_is_interrupted_ends_before_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ):
     evaluate, step, running = StageWorker.evaluate, StageWorker.train_step, []
+    release = threading.Event()
 
     def late(self: Any, *arguments: Any) -> Any:
         running.append(self)
         if len(running) == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)
+        release.wait(60)
         found = evaluate(self, *arguments)
         running.remove(self)
         return found
@@ -226,6 +227,7 @@ def test_an_evaluation_that_is_interrupted_ends_before_the_next_step(
         with pytest.raises(KeyboardInterrupt):
             trainer.evaluate()
         assert running
+        threading.Timer(0.3, release.set).start()
         assert trainer.train_step().loss == another.train_step().loss
 
 
