@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from hetjax import _compat
-from hetjax.errors import InputError
 from hetjax.pipeline.program.loss import abstract, accumulator_dtype, path_names
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.traced_program import Program
@@ -25,6 +23,7 @@ from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
 from hetjax.pipeline.stages.recomputing import Run
 from hetjax.pipeline.stages.traced_stage import Tracer, trace_stage
 from hetjax.pipeline.update.divided_update import StageUpdate, divide_update, divided_trace
+from hetjax.pipeline.update.initial_state import InitialState
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,7 @@ def cut_pipelines(
         ],
         leaves=program.leaves,
     )
-    made_of, state = _initial_state(optimizer, unflatten(leaves))
+    initial = InitialState.of(optimizer, unflatten(leaves))
     state_leaves = divided_trace(
         optimizer, leaves, unflatten, program.loss_dtype, frozen, program.leaves
     ).state
@@ -265,7 +264,7 @@ def cut_pipelines(
     for stage, update in zip(stages, updates, strict=True):
         known = scalars | {places[part.leaf][0] for part in stage.parameters}
         for part in update.state:
-            _check_initial_state(made_of[state_places[part.leaf][0]], known, names)
+            initial.check(state_places[part.leaf][0], known, names)
 
     def init_state(values: Sequence[Any]) -> list[Any]:
         made = optimizer.init(unflatten(program.leaves.join(values, jnp.stack)))
@@ -280,50 +279,11 @@ def cut_pipelines(
         updates=updates,
         parameter_tree=tree,
         parameter_shapes=tuple(shapes),
-        state_tree=jax.tree.structure(state),
+        state_tree=jax.tree.structure(initial.shapes),
         state_leaves=state_leaves,
-        state_shapes=tuple(state_leaves.split_shapes(jax.tree.leaves(state))),
+        state_shapes=tuple(state_leaves.split_shapes(jax.tree.leaves(initial.shapes))),
         messages=(),
         init_state=init_state,
-    )
-
-
-def _initial_state(
-    optimizer: optax.GradientTransformation, parameters: PyTree
-) -> tuple[list[frozenset[int]], PyTree]:
-    """Of which leaves of the parameters each leaf of the initial state is made, and its shapes."""
-    traced, state = jax.make_jaxpr(optimizer.init, return_shape=True)(parameters)
-    reached: dict[Any, set[int]] = {
-        variable: {leaf} for leaf, variable in enumerate(traced.jaxpr.invars)
-    }
-
-    def leaves_of(atom: Any) -> set[int]:
-        return set() if isinstance(atom, _compat.Literal) else reached.get(atom, set())
-
-    for equation in traced.jaxpr.eqns:
-        given = set().union(*map(leaves_of, equation.invars))
-        reached |= dict.fromkeys(equation.outvars, given)
-    found = []
-    for place, variable in enumerate(traced.jaxpr.outvars):
-        leaves = leaves_of(variable)
-        if len(leaves) > 1:
-            # Whatever it calls may use less than it is given.
-            depends = _compat.depends_on(traced, place)
-            leaves = {leaf for leaf in leaves if depends[leaf]}
-        found.append(frozenset(leaves))
-    return found, state
-
-
-def _check_initial_state(
-    made_of: frozenset[int], known: Collection[int], names: Sequence[str]
-) -> None:
-    if made_of.issubset(known):
-        return
-    told = [repr(names[leaf]) for leaf in sorted(made_of)]
-    more = f" and {len(told) - 3} others" if len(told) > 3 else ""
-    raise InputError(
-        f"the optimizer's initial state is made of {', '.join(told[:3])}{more}, which some of the "
-        f"stages with that state do not have; it can be used with a plan of one stage"
     )
 
 

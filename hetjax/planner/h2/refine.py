@@ -10,7 +10,7 @@ from hetjax.planner.predictions.kept_layers import keeping_what_fits
 from hetjax.planner.predictions.kept_state import keeping_state_that_fits
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.repeating_layers import REPETITIONS
+from hetjax.planner.work.repeating_layers import repetitions
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,9 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
     """
     found = predict(plan, problem)
     schedule = replace(plan.pipeline.schedule, name=problem.warm_up_schedule)
-    free, repetitions = plan.with_schedule(schedule), REPETITIONS
-    if not problem.options.allow_recompute:
-        repetitions = REPETITIONS[:1]
-    others = [found, refitted(free, problem, ways_of(free, problem, repetitions))]
+    free = plan.with_schedule(schedule)
+    again = repetitions(allow_recompute=problem.options.allow_recompute)
+    others = [found, refitted(free, problem, ways_of(free, problem, again))]
     known = [keeping_state_that_fits(each, problem) for each in others if each is not None]
     kept = [keeping_what_fits(each, problem) for each in known]
     fitting = [each for each in kept if each.predicted.fits]

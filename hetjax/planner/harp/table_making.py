@@ -23,10 +23,10 @@ from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs, alike_layers
 from hetjax.planner.work.rates import collective_link, transfer_seconds
 from hetjax.planner.work.repeating_layers import (
-    REPETITIONS,
     LayerRun,
     RepeatingRuns,
     listed_by_repetition,
+    repetitions,
 )
 from hetjax.sharding.annotation.rules import RULES
 
@@ -288,7 +288,7 @@ def execution_options(
             shape=shape,
         )
         for data, tensor in _logical_meshes(problem, subcluster, shape)
-        for repeats in (REPETITIONS if problem.options.allow_recompute else REPETITIONS[:1])
+        for repeats in repetitions(allow_recompute=problem.options.allow_recompute)
         for sharding in (RULES if data > 1 else ("data",))
     )
     if subcluster.host_memory_bytes is None:

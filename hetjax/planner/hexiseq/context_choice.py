@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,16 +115,11 @@ def offloading(problem: PlanningProblem, models: Sequence[ContextModel]) -> list
     if not problem.optimizer_bytes:
         return []
     cluster = problem.cluster
-    numbers = zip(
-        itertools.accumulate((part.num_devices for part in cluster.subclusters), initial=0),
-        cluster.subclusters,
-        strict=False,
-    )
     without = frozenset(
         device
-        for first, part in numbers
+        for part in cluster.subclusters
         if part.host_memory_bytes is None
-        for device in range(first, first + part.num_devices)
+        for device in cluster.device_ids(SubMesh(part.name, 0, (part.nodes, part.devices_per_node)))
     )
     program = problem.program
     sizes = [program.avals[value].size for value in program.parameters]

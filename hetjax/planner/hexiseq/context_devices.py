@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -85,11 +85,23 @@ class ContextDevices:
         return np.cumsum(self.sizes) - self.sizes
 
     @functools.cached_property
+    def owners(self) -> NDArray[np.intp]:
+        """For each of the cluster's devices the number of the device here that it is of."""
+        return np.repeat(np.arange(self.num_devices), self.sizes)
+
+    @functools.cached_property
     def usable(self) -> NDArray[np.intp]:
         """The devices of which nothing is lost."""
-        lost = [*self.lost]
-        own = np.repeat(np.arange(self.num_devices), self.sizes)
-        return np.setdiff1d(np.arange(self.num_devices), own[lost])
+        return np.setdiff1d(np.arange(self.num_devices), self.owners[[*self.lost]])
+
+    def among(self, part: Sequence[int]) -> ContextDevices:
+        """The same, of which only some of the cluster's devices can be used.
+
+        Args:
+            part: the numbers of the cluster's devices.
+        """
+        others = frozenset(range(len(self.owners))).difference(part)
+        return replace(self, lost=self.lost | others)
 
     @functools.cached_property
     def subcluster(self) -> NDArray[np.intp]:
@@ -246,8 +258,7 @@ class ContextDevices:
         Returns:
             The numbers of the devices that they are; None where one is only in part among them.
         """
-        own = np.repeat(np.arange(self.num_devices), self.sizes)[[*part]]
-        found = np.unique(own)
+        found = np.unique(self.owners[[*part]])
         return tuple(found.tolist()) if self.sizes[found].sum() == len(part) else None
 
     def _each(self, of_parts: list[float]) -> NDArray[np.float64]:

@@ -110,12 +110,11 @@ def _of_fewer_devices(chosen: Chosen) -> Iterator[Chosen]:
     """The best splits of the fastest half of a split's devices, of half of these, down to one."""
     schedule, model = chosen.choice.schedule, chosen.choice.model
     devices = model.devices
-    own = np.repeat(np.arange(devices.num_devices), devices.sizes)
     left = sorted(schedule.split.devices, key=lambda each: (-devices.flops[each], each))
     while len(left) > 1:
         left = left[: (len(left) + 1) // 2]
-        lost = frozenset(np.flatnonzero(~np.isin(own, left)).tolist())
-        fewer = ContextModel(replace(devices, lost=lost), model.work, model.paces)
+        part = np.flatnonzero(np.isin(devices.owners, left)).tolist()
+        fewer = ContextModel(devices.among(part), model.work, model.paces)
         with contextlib.suppress(DoesNotFitError):
             yield Chosen(chosen.microbatches, ContextChoice(schedule_context(fewer), fewer))
 

@@ -98,8 +98,7 @@ def _best(
         # One member of several devices is another question, which the cost model answers.
         if members is None or (len(members) == 1 and len(part) > 1):
             continue
-        others = frozenset(range(devices.cluster.num_devices)) - frozenset(part)
-        left = replace(devices, lost=devices.lost | others)
+        left = devices.among(part)
         if not len(left.usable):
             continue
         of_part = replace(

@@ -18,6 +18,16 @@ before its own backward pass; or all of it, before its backward pass begins."""
 
 REPETITIONS: tuple[Repetition, ...] = ("nothing", "half", "layers", "stage")
 
+
+def repetitions(*, allow_recompute: bool) -> tuple[Repetition, ...]:
+    """What stages may make again.
+
+    Args:
+        allow_recompute: whether they may make anything again.
+    """
+    return REPETITIONS if allow_recompute else REPETITIONS[:1]
+
+
 RepeatingRuns = Mapping[Repetition, Runs]
 """The work of runs of layers, by what they make again."""
 

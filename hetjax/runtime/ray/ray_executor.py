@@ -252,10 +252,8 @@ class RayExecutor:
             for references in (*given, wanted):
                 references.clear()
         taken = time.perf_counter() - started_at
-        if self._connected:
-            # The new workers have joined by themselves.
-            RAY_USERS.leave()
-            self._connected = False
+        # The executor of the new workers has joined by itself.
+        self._leave()
         executor.switch_seconds = {
             "give": given_at - began,
             "start": started_at - given_at,
@@ -443,6 +441,9 @@ class RayExecutor:
     def close(self) -> None:
         """End all workers, and leave the Ray cluster if nobody else here is in it."""
         self._workers.end(RuntimeError("the workers have been ended"))
+        self._leave()
+
+    def _leave(self) -> None:
         connected, self._connected = self._connected, False
         if connected:
             RAY_USERS.leave()

@@ -158,9 +158,8 @@ def combined(
         masked = _masked_weights(equation, place, scores, others)
         if masked is not None:
             return masked
-    if scores.summed is not None:
-        return scores.refused(OF_WEIGHTS)
-    if scores.exponentials is not None:
+        if scores.summed is not None:
+            return scores.refused(OF_WEIGHTS)
         if name == "div" and place == 0 and isinstance(rest[0], Total):
             return _normalised(scores, rest[0])
         return None

@@ -217,9 +217,7 @@ class _ExchangePlanner:
             pieces = cut(bounds, len(receivers))
             for receiver, piece in zip(receivers, pieces, strict=False):
                 others = [device for device in receivers if device != receiver]
-                for owner, share in self.senders.shares(owners, receiver, piece, self.itemsize):
-                    self.put(phase, share, [owner], [receiver])
-                    # Passed on as it arrives: a device has nothing whole that came from several.
+                for share in self._send(phase, piece, owners, receiver):
                     self.put(phase + 1, share, [receiver], others)
 
     def reduce(
@@ -257,9 +255,14 @@ class _ExchangePlanner:
             for part in phase:
                 self.put(place, part.bounds, part.senders, part.receivers)
 
-    def _send(self, phase: int, bounds: Bounds, owners: DeviceNumbers, receiver: int) -> None:
-        for owner, piece in self.senders.shares(owners, receiver, bounds, self.itemsize):
+    def _send(
+        self, phase: int, bounds: Bounds, owners: DeviceNumbers, receiver: int
+    ) -> list[Bounds]:
+        """Bring a part to a device; the pieces in which it comes: several owners send one each."""
+        shares = self.senders.shares(owners, receiver, bounds, self.itemsize)
+        for owner, piece in shares:
             self.put(phase, piece, [owner], [receiver])
+        return [piece for _, piece in shares]
 
     def _choose(self, owners: Sequence[int], receiver: int, bounds: Bounds) -> int:
         return self.senders.choose(owners, receiver, volume(bounds) * self.itemsize)
