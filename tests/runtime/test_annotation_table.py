@@ -39,7 +39,7 @@ def check_lists(placement: Placement, stage: int) -> None:
             assert described(sent) == described(received)
 
 
-@examples(usual=20)
+@examples(usual=40)
 @given(case=cases(max_pipelines=3))
 def test_both_ends_of_every_transfer_have_its_arrays(case: Case):
     placement = build(job_of(case, OPTIMIZER))
@@ -57,7 +57,7 @@ def test_both_ends_of_every_transfer_have_its_arrays(case: Case):
         assert places in ([], list(range(len(sums))))
 
 
-@examples(usual=5)
+@examples(usual=8)
 @given(case=cases(max_pipelines=2))
 def test_workers_hold_what_the_table_says(case: Case):
     with running(job_of(case, OPTIMIZER)) as executor:
