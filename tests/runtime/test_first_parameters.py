@@ -38,10 +38,16 @@ def loss(parameters: Any, batch: Any) -> jax.Array:
     return jnp.mean((x - batch["y"]) ** 2)
 
 
-def trainer(optimizer: Any, workdir: Path | None = None, stages: int = 2) -> hetjax.Trainer:
+def trainer(
+    optimizer: Any,
+    workdir: Path | None = None,
+    stages: int = 2,
+    loss: Any = loss,
+    parameters: Any = PARAMETERS,
+) -> hetjax.Trainer:
     options = PlanOptions(min_stages=stages, max_stages=stages)
     plan = hetjax.plan(
-        *(loss, PARAMETERS, BATCH),
+        *(loss, parameters, BATCH),
         cluster=CLUSTER,
         optimizer=optimizer,
         num_microbatches=2,
@@ -50,18 +56,47 @@ def trainer(optimizer: Any, workdir: Path | None = None, stages: int = 2) -> het
     assert len(plan.stages) == stages
     runtime = hetjax.LocalOptions(jax.devices()[:2])
     return hetjax.Trainer(
-        plan, loss, PARAMETERS, optimizer, BATCH, workdir=workdir, runtime=runtime
+        plan, loss, parameters, optimizer, BATCH, workdir=workdir, runtime=runtime
     )
 
 
-def losses_of_one_device(optimizer: Any, steps: int) -> list[float]:
-    parameters, state, found = PARAMETERS, optimizer.init(PARAMETERS), []
+def losses_of_one_device(
+    optimizer: Any, steps: int, loss: Any = loss, parameters: Any = PARAMETERS
+) -> list[float]:
+    state, found = optimizer.init(parameters), []
     for _ in range(steps):
         value, gradients = jax.value_and_grad(loss)(parameters, BATCH)
         updates, state = optimizer.update(gradients, state, parameters)
         parameters = optax.apply_updates(parameters, updates)
         found.append(float(value))
     return found
+
+
+def scaled_loss(parameters: Any, batch: Any) -> jax.Array:
+    """Of a scalar that the first stage does not have, but whose state it has."""
+    x = batch["x"]
+    for name in "abcd":
+        x = jnp.tanh(x @ parameters[name])
+    return jnp.mean((jnp.exp(parameters["scale"]) * x - batch["y"]) ** 2)
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["arrays", "made"])
+def test_the_state_of_a_scalar_begins_as_the_scalar_on_all_stages(tmp_path: Path, is_made: bool):
+    whole = {**PARAMETERS, "scale": np.float32(0.7)}
+
+    def make() -> Any:
+        return jax.tree.map(jnp.asarray, whole)
+
+    given = make if is_made else whole
+    with jax.numpy_dtype_promotion("standard"):
+        expected = losses_of_one_device(PRODIGY, 6, scaled_loss, whole)
+        with trainer(PRODIGY, tmp_path, 2, scaled_loss, given) as first:
+            found = [first.train_step(BATCH).loss for _ in range(3)]
+            first.save(wait=True)
+        with trainer(PRODIGY, tmp_path, 2, scaled_loss, given) as second:
+            second.resume()
+            found += [second.train_step(BATCH).loss for _ in range(3)]
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
 def test_the_first_parameters_are_saved_by_the_stages_that_have_them(tmp_path: Path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,13 +62,16 @@ def initial_state(
     several = len(placement.stage_plan(stage).members) > 1
     whole = NamedSharding(compiled.mesh, PartitionSpec())
     held_so: Sequence[NamedSharding] = [whole] * len(parts) if several else compiled.parameters
-    held = initial_parameters(parts, held_so, parameters, pipelines.program.leaves)
+    known = (*parts, *_scalars_elsewhere(pipelines, parts))
+    known_so = [*held_so, *[whole] * (len(known) - len(parts))]
+    values = initial_parameters(known, known_so, parameters, pipelines.program.leaves)
+    held = values[: len(parts)]
     update = pipelines.updates[stage]
     state: list[Any] = [None] * len(update.state)
     # What is offloaded is made group by group: all of it may be too much for the devices.
     for places in (update.resident, *(group.state for group in update.groups)):
         state_so = [whole if several else compiled.state[place] for place in places]
-        made = _made_state(pipelines, stage, places, held, state_so)
+        made = _made_state(pipelines, stage, places, known, values, state_so)
         for place, array in zip(places, made, strict=True):
             state[place] = array
     if not several:
@@ -79,20 +82,38 @@ def initial_state(
     )
 
 
+def _scalars_elsewhere(
+    pipelines: PipelinePrograms, parts: Sequence[ParameterPart]
+) -> tuple[ParameterPart, ...]:
+    """The scalars among the parameters that a stage does not have: of these, too, it has the state.
+
+    Args:
+        pipelines: the pipelines' programs.
+        parts: what the stage has.
+    """
+    held = {part.leaf for part in parts}
+    return tuple(
+        ParameterPart(leaf)
+        for leaf, shape in enumerate(pipelines.parameter_shapes)
+        if not shape.shape and leaf not in held
+    )
+
+
 def _made_state(
     pipelines: PipelinePrograms,
     stage: int,
     places: Sequence[int],
-    held: Sequence[jax.Array],
+    known: Sequence[ParameterPart],
+    values: Sequence[jax.Array],
     shardings: Sequence[NamedSharding],
 ) -> list[jax.Array]:
     """Some of the leaves of a stage's initial optimizer state."""
 
     def make(arrays: Sequence[jax.Array]) -> list[Any]:
-        parts = state_parts(pipelines, stage, arrays)
+        parts = state_parts(pipelines, stage, dict(zip(known, arrays, strict=True)))
         return [parts[place] for place in places]
 
-    made = jax.jit(make, out_shardings=list(shardings))(held)
+    made = jax.jit(make, out_shardings=list(shardings))(values)
     # The devices have their room again before the next are made.
     return jax.block_until_ready(made) if places else made
 
@@ -129,14 +150,20 @@ def initial_parameters(
     ]
 
 
-def state_parts(pipelines: PipelinePrograms, stage: int, held: Sequence[jax.Array]) -> list[Any]:
-    """The initial optimizer state of a stage's parameters, as a traceable function of them.
+def state_parts(
+    pipelines: PipelinePrograms, stage: int, known: Mapping[ParameterPart, Any]
+) -> list[Any]:
+    """The initial optimizer state of a stage, as a traceable function of what it is made of.
 
-    The optimizer sees the whole tree; parameters that lie elsewhere are zeros, on which no
-    part of this stage's state depends.
+    The optimizer sees the whole tree; parameters that are not known are zeros, on which no part of
+    this stage's state depends.
+
+    Args:
+        pipelines: the pipelines' programs.
+        stage: which stage.
+        known: its parameters, and the scalars of others.
     """
-    parts = pipelines.stages[stage].parameters
-    whole = {part.leaf: array for part, array in zip(parts, held, strict=True)}
+    whole = {part.leaf: array for part, array in known.items()}
     leaves: list[Any] = [
         whole[leaf] if leaf in whole else jnp.zeros(shape.shape, shape.dtype)
         for leaf, shape in enumerate(pipelines.parameter_shapes)
