@@ -12,10 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray_jobs import BATCH, LENGTH, VOCABULARY, make_plan, make_trainer
+from ray_jobs import (
+    BATCH,
+    LENGTH,
+    VOCABULARY,
+    make_plan,
+    make_plan_of_two_passes,
+    make_trainer,
+)
 
 from hetjax import CheckpointError, InputError, Trainer
 from hetjax.data import synthetic
+from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver
 from hetjax.runtime.workers.feed import BatchReader
 from hetjax.runtime.workers.instruction_run import InstructionRun
@@ -37,9 +45,9 @@ class Changed:
         return [self.change(each) for each in DATA.held_out_batches(batch_size)][:2]
 
 
-def make(source: Any, workdir: Path | None = None) -> Trainer:
+def make(source: Any, workdir: Path | None = None, plan: Plan | None = None) -> Trainer:
     return make_trainer(
-        "local", make_plan(), source=source, batch=DATA.batch(0, BATCH), workdir=workdir
+        "local", plan or make_plan(), source=source, batch=DATA.batch(0, BATCH), workdir=workdir
     )
 
 
@@ -230,6 +238,26 @@ def test_an_evaluation_that_is_interrupted_ends_before_the_next_step(
         assert running
         threading.Timer(0.3, release.set).start()
         assert trainer.train_step().loss == another.train_step().loss
+
+
+def test_a_stage_that_fails_ends_an_evaluation_of_stages_that_share_devices(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The others of its devices do not wait for what never comes."""
+    compute = InstructionRun.compute
+
+    def failing(self: Any, instruction: Any) -> None:
+        if self.worker.stage == 2:
+            raise OSError("of this stage alone")
+        compute(self, instruction)
+
+    with make(DATA, plan=make_plan_of_two_passes()) as trainer:
+        expected = trainer.evaluate()
+        with monkeypatch.context() as patch:
+            patch.setattr(InstructionRun, "compute", failing)
+            with pytest.raises(OSError, match="of this stage alone"):
+                trainer.evaluate()
+        assert trainer.evaluate() == expected
 
 
 def test_a_trainer_that_is_closed_twice_leaves_the_folder_to_the_next(tmp_path: Path):

@@ -190,7 +190,7 @@ def test_evaluation_lists(case: Case):
     pipelines, workers = placement.pipelines, []
     for stage in range(pipelines.num_stages):
         schedule = placement.pipeline_plan(stage).schedule
-        instructions = evaluation_instructions(pipelines, schedule.num_microbatches, stage)
+        instructions = evaluation_instructions(pipelines, schedule, stage)
         check_list(instructions)
         check_routes(stage, instructions)
         workers.append(SimulatedWorker(instructions, initial_buffers(pipelines, schedule, stage)))

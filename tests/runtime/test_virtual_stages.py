@@ -17,7 +17,7 @@ NUMBERS = st.integers(0, 2**32 - 1)
 @given(number=NUMBERS)
 def test_loss_and_gradients_equal_those_of_one_device(number: int):
     """Whatever the turns, halves of backward passes and meshes."""
-    check_gradients(random_shared_case(Random(number)))
+    check_gradients(random_shared_case(Random(number)), evaluates=True)
 
 
 @examples(usual=1, full=30)

@@ -105,7 +105,7 @@ def training_instructions(
 
 def evaluation_instructions(
     pipelines: PipelinePrograms,
-    num_microbatches: int,
+    schedule: Schedule,
     stage: int,
     *,
     part: MemberPart | None = None,
@@ -114,7 +114,7 @@ def evaluation_instructions(
 
     Args:
         pipelines: the pipelines' programs.
-        num_microbatches: how many microbatches there are.
+        schedule: the schedule of the stage's pipeline, for its microbatches and who takes turns.
         stage: which stage, counted over all pipelines.
         part: what a member does of the stage's programs; None where it has no other members.
 
@@ -123,11 +123,13 @@ def evaluation_instructions(
     """
     writer = _InstructionWriter(pipelines, None, stage)
     body: list[Instruction] = []
-    for microbatch in range(num_microbatches):
-        body += writer.inputs(microbatch)
+    turn = [Turn()] if schedule.turns else []
+    for microbatch in range(schedule.num_microbatches):
+        body += [*turn, *writer.inputs(microbatch)]
         arguments = (writer.parameters, writer.batch(microbatch), writer.received(microbatch))
         body.append(Run(EVALUATE, arguments, writer.made(microbatch), microbatch))
         body += writer.outputs(microbatch)
+    body += turn
     windows = {
         Route(RouteKind.VALUE, stage - 1, stage): 2,
         Route(RouteKind.MOVE, stage, stage): MOVE_WINDOW,

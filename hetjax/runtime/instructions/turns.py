@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.schedules.schedule import Schedule, Task
 from hetjax.runtime.instructions.instruction import Instruction, Receive, Send, Tag, Turn
 
 TurnList = tuple[tuple[int, Instruction], ...]
@@ -59,6 +59,38 @@ def in_turns(
         ended = [(stage, endings[stage][place]) for stage, place in order if stage in group]
         found[group] = (*begun, *tasks, *ended)
     return found
+
+
+def forward_schedule(schedule: Schedule) -> Schedule:
+    """The forward passes of a schedule alone, as an evaluation has them.
+
+    Stages that share devices take turns: of those that have what they need, the latest is next.
+
+    Args:
+        schedule: the schedule of a pipeline.
+
+    Returns:
+        A schedule of as many stages and microbatches.
+
+    Example:
+        >>> tasks = tuple(map(Task.parse, "F0 F1 B0 B1".split()))
+        >>> turns = ((0, 0, 2, 2, 2, 2, 0, 0),)
+        >>> forward_schedule(Schedule("explicit", (tasks,) * 3, turns=turns)).turns
+        ((0, 0, 2, 2),)
+    """
+    stages, count = range(schedule.num_stages), schedule.num_microbatches
+    turns: dict[tuple[int, ...], list[int]] = {group: [] for group in schedule.sharing}
+    done = [0 for _ in stages]
+    while min(done) < count:
+        ready = [done[s] < (done[s - 1] if s else count) for s in stages]
+        for group, taken in turns.items():
+            following = [stage for stage in group if ready[stage]][-1:]
+            for stage in following:
+                done[stage] += 1
+            taken += following
+    forward = tuple(Task("F", microbatch) for microbatch in range(count))
+    taken_turns = tuple(tuple(turns[group]) for group in schedule.groups)
+    return Schedule("explicit", (forward,) * schedule.num_stages, taken_turns)
 
 
 def _chunks(instructions: Sequence[Instruction]) -> list[list[Instruction]]:

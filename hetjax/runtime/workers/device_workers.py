@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.runtime.instructions.instruction_list import training_instructions
+from hetjax.runtime.instructions.instruction_list import (
+    evaluation_instructions,
+    training_instructions,
+)
 from hetjax.runtime.instructions.placement import Placement, reduction_groups
-from hetjax.runtime.instructions.turns import TurnList, in_turns
+from hetjax.runtime.instructions.turns import TurnList, forward_schedule, in_turns
 from hetjax.runtime.workers.step_report import StepReport
 from hetjax.runtime.workers.worker import Feed, StageWorker
 
@@ -24,10 +27,18 @@ class DeviceWorkers:
         self.workers = tuple(workers)
         self._turns = self._turn_list()
 
+    @property
+    def _stages(self) -> tuple[int, ...]:
+        return tuple(each.stage for each in self.workers)
+
     def _turn_list(self) -> TurnList:
         if len(self.workers) == 1:
             return ()
-        return turn_lists(self.workers[0].placement)[tuple(each.stage for each in self.workers)]
+        return turn_lists(self.workers[0].placement)[self._stages]
+
+    @functools.cached_property
+    def _evaluation_turns(self) -> TurnList:
+        return evaluation_turn_lists(self.workers[0].placement)[self._stages]
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order; see `StageWorker.use_schedule`."""
@@ -54,14 +65,13 @@ class DeviceWorkers:
         return [each.end_step(runs[each.stage]) for each in self.workers]
 
     def evaluate(self, step: int, feed: Feed) -> list[tuple[float, ...] | None]:
-        """Compute the loss of a batch, as `StageWorker.evaluate` does.
-
-        There are no turns: each stage has a thread, and computes what has come.
-        """
+        """Compute the loss of a batch, as `StageWorker.evaluate` does."""
         if len(self.workers) == 1:
             return [self.workers[0].evaluate(step, feed)]
-        with ThreadPoolExecutor(len(self.workers)) as threads:
-            return list(threads.map(lambda worker: worker.evaluate(step, feed), self.workers))
+        runs = {each.stage: each.begin_evaluation(step, feed) for each in self.workers}
+        for stage, instruction in self._evaluation_turns:
+            runs[stage].do(instruction)
+        return [each.end_evaluation(runs[each.stage]) for each in self.workers]
 
 
 def turn_lists(placement: Placement) -> dict[tuple[int, ...], TurnList]:
@@ -81,6 +91,19 @@ def turn_lists(placement: Placement) -> dict[tuple[int, ...], TurnList]:
             stage,
             reductions=reduction_groups(placement, stage),
         )
+        for stage in range(placement.pipelines.num_stages)
+    ]
+    return in_turns(lists, schedules)
+
+
+def evaluation_turn_lists(placement: Placement) -> dict[tuple[int, ...], TurnList]:
+    """The instructions of an evaluation of all stages that share devices; see `turn_lists`."""
+    schedules = {
+        first: forward_schedule(each.schedule)
+        for first, each in placement.plan.numbered_pipelines()
+    }
+    lists = [
+        evaluation_instructions(placement.pipelines, placement.pipeline_plan(stage).schedule, stage)
         for stage in range(placement.pipelines.num_stages)
     ]
     return in_turns(lists, schedules)

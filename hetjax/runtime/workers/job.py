@@ -224,7 +224,7 @@ def transfers(placement: Placement) -> list[Tag]:
     for stage in range(placement.pipelines.num_stages):
         plan = placement.pipeline_plan(stage)
         lists.append(training_instructions(placement.pipelines, plan.schedule, stage))
-        lists.append(evaluation_instructions(placement.pipelines, plan.num_microbatches, stage))
+        lists.append(evaluation_instructions(placement.pipelines, plan.schedule, stage))
     tags = {
         instruction.tag
         for instructions in lists

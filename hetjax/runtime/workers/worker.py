@@ -228,14 +228,22 @@ class StageWorker:
             The summed loss and the count, then the figures beside the loss as `StepReport.aux` has
             them; None except in the last stage.
         """
+        run = self.begin_evaluation(step, feed)
+        run.execute(self.evaluation)
+        return self.end_evaluation(run)
+
+    def begin_evaluation(self, step: int, feed: Feed) -> _StepRun:
+        """An evaluation that has not begun; see `begin_step`."""
         if not self.evaluation:
             self.compiled = self._compiler.with_evaluation(self.compiled)
-            count = self.placement.pipeline_plan(self.stage).num_microbatches
+            schedule = self.placement.pipeline_plan(self.stage).schedule
             self.evaluation = evaluation_instructions(
-                self.pipelines, count, self.stage, part=self.part
+                self.pipelines, schedule, self.stage, part=self.part
             )
-        run = _StepRun(self, step, feed, timed=False, counts=False)
-        run.execute(self.evaluation)
+        return _StepRun(self, step, feed, timed=False, counts=False)
+
+    def end_evaluation(self, run: _StepRun) -> tuple[float, ...] | None:
+        """What `evaluate` returns, of an evaluation of which all instructions have run."""
         run.end()
         found = (*self._pop_sum(LossSum), *self._pop_sum(LossCount), *run.report.aux)
         return found if found and self.member == 0 else None
