@@ -43,7 +43,6 @@ from hetjax.planner import (
     side_by_side,
 )
 from hetjax.planner.h2.module_ways import Modules
-from hetjax.planner.h2.refine import refine
 from hetjax.planner.harp.candidate_plans import pipeline_plan
 from hetjax.planner.profiler import Measured, ProfileDatabase
 from hetjax.runtime import RayOptions, measure_cluster
@@ -54,12 +53,12 @@ Solve = Callable[[PlanningProblem], Plan]
 
 def by_hetero_auto(problem: PlanningProblem) -> Plan:
     """HeteroAuto's plan, as it is: 1F1B."""
-    return predict(HeteroAuto().plan(problem), problem)
+    return predict(HeteroAuto().find(problem)[0], problem)
 
 
 def by_hetero_auto_refined(problem: PlanningProblem) -> Plan:
     """HeteroAuto's plan, refined by hetjax's own schedules."""
-    return complete(refine(HeteroAuto().plan(problem), problem).refined, problem)
+    return complete(HeteroAuto().plan(problem), problem)
 
 
 def by_harp(problem: PlanningProblem) -> Plan:

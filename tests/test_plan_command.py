@@ -333,7 +333,7 @@ def test_a_plan_of_hetero_auto_that_does_not_fit_after_all_is_refused(
             made, replace(made, prediction=replace(made.predicted, stages=(over, *others)))
         )
 
-    monkeypatch.setattr("hetjax.commands.planning.refine", over_memory)
+    monkeypatch.setattr("hetjax.planner.h2.heteroauto_planner.refine", over_memory)
     chosen = ("--gin", "train.microbatches = 8")
     assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *chosen) == 2
     told = capsys.readouterr().err

@@ -14,7 +14,6 @@ from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
-from hetjax.mesh.quantities import format_bytes, format_seconds
 from hetjax.planner import (
     Alternative,
     DynamicProgram,
@@ -22,14 +21,11 @@ from hetjax.planner import (
     HapPlanner,
     HeteroAuto,
     PlanningProblem,
-    Prediction,
-    StagePrediction,
     does_not_fit,
 )
-from hetjax.planner.h2.refine import refine
 from hetjax.planner.harp.microbatches import choose_among, divisors, notes_of
 from hetjax.planner.problem.problems import Problems
-from hetjax.planner.profiler import num_to_measure
+from hetjax.planner.profiler import ProfileDatabase, num_to_measure
 
 
 @dataclass(frozen=True)
@@ -90,10 +86,9 @@ def find_plan(
     database = None if folder is None else profile_database(folder)
     counts = divisors(batch_size) if count is None else (count,)
     problems = state_problems(ingredients, cluster, counts, database, lost)
-    if settings.planner.name == "hap":
-        return _synthesised(problems, counts)
-    if settings.planner.name == "heteroauto":
-        return _by_hetero_auto(problems, counts)
+    if settings.planner.name in ("hap", "heteroauto"):
+        by = _synthesised if settings.planner.name == "hap" else _by_hetero_auto
+        return by(problems, counts if database is None else _measured(problems, counts, database))
     if settings.planner.shares_context:
         fewest = problems.traced(counts[0])
         if database is not None and not fewest.profile.corrects_costs:
@@ -119,6 +114,21 @@ def find_plan(
         # Parts of the cluster are compared by what they take for the same loss.
         counts = (choice.problem.num_microbatches,)
     return Planned(choice.problem, choice.found, counts, problems, choice.others, choice.beside)
+
+
+def _measured(
+    problems: Problems, counts: Sequence[int], database: ProfileDatabase
+) -> Sequence[int]:
+    """The numbers of microbatches for which a profile has measurements of this program.
+
+    Where it has some of another one alone, which correct the cost model, all of them.
+    """
+    known = {count: problems.traced(count) for count in counts}
+    measured = [count for count, each in known.items() if each.profile.measurements]
+    first = known[counts[0]]
+    if not measured and not first.profile.corrects_costs:
+        check_measured(first, database)
+    return measured or counts
 
 
 def _synthesised(problems: Problems, counts: Sequence[int]) -> Planned:
@@ -197,40 +207,10 @@ def _by_hetero_auto(problems: Problems, counts: Sequence[int]) -> Planned:
 
 def _refined(problem: PlanningProblem) -> Found:
     began = time.perf_counter()
-    plan, strategy = HeteroAuto().find(problem)
-    both = refine(plan, problem)
+    plan, strategy = HeteroAuto().refined(problem)
     searched = time.perf_counter() - began
-    first, last = both.found.predicted, both.refined.predicted
-    if not last.fits:
-        raise DoesNotFitError(_over_memory(last))
-    schedule = problem.options.schedule
-    is_last = schedule == problem.warm_up_schedule
-    note = (
-        f"HeteroAuto: {format_seconds(strategy.step_time)} a step by its own model; "
-        f"{format_seconds(first.step_time)} by the timeline of its 1F1B schedule; "
-        f"{format_seconds(last.step_time)} refined, which is this plan"
-        f"{'' if is_last else f' before it got the schedule {schedule!r}'}"
-    )
-    plan = replace(both.refined, notes=(note,))
-    step, looked = last.step_time, strategy.candidates
+    step, looked = plan.predicted.step_time, strategy.candidates
     return Found(plan, step, step, looked, problem.profile_seconds, searched)
-
-
-def _over_memory(prediction: Prediction) -> str:
-    """What does not fit of a plan that a coarser count of memory has let through."""
-
-    def needs(stage: StagePrediction) -> str:
-        of_device, limit = map(format_bytes, (stage.memory_bytes, stage.memory_limit_bytes))
-        of_host, host_limit = map(format_bytes, (stage.all_host_bytes, stage.host_limit_bytes))
-        host = f" and {of_host} of its host's {host_limit}" if stage.all_host_bytes else ""
-        return f"needs {of_device} of a device's {limit}{host}"
-
-    stages = enumerate(prediction.stages)
-    over = "; ".join(f"stage {s} {needs(each)}" for s, each in stages if not each.fits)
-    return (
-        f"HeteroAuto's best plan does not fit: {over}. Stages of a kind are alike in its plans; "
-        f"set planner.name = 'harp', where each may have layers and ways of its own"
-    )
 
 
 def _check_synthesised(settings: Configuration) -> None:

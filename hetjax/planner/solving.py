@@ -158,7 +158,7 @@ def plan(
     problem = ask(num_microbatches=num_microbatches)
     made = solve(problem, planner)
     check_reshards(made, problem.program)
-    return replace(made, notes=notes_of(problem))
+    return replace(made, notes=(*made.notes, *notes_of(problem)))
 
 
 def _with_chosen_number(

@@ -11,7 +11,7 @@ import pytest
 import hetjax
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster, Link, Subcluster, kind
-from hetjax.planner import HeteroAuto, PlanningProblem, make_problem
+from hetjax.planner import HeteroAuto, PlanningProblem, PlanOptions, make_problem
 from hetjax.planner.h2.heteroauto_planner import modules_of_stages
 from hetjax.planner.h2.layer_division import GroupShare, GroupWay
 from hetjax.planner.h2.module_ways import Modules, ModuleWays
@@ -97,7 +97,7 @@ def test_groups_of_nodes_are_never_worse(problem: PlanningProblem):
 def test_what_does_not_fit_is_made_again_or_refused():
     roomy, tight = (problem_of(cluster(memory), tokens=8192) for memory in (1.0, 0.1))
     assert not any(stage.recompute_layers for stage in HeteroAuto().plan(roomy).stages)
-    plan = HeteroAuto().plan(tight)
+    plan = HeteroAuto().find(tight)[0]
     assert any(stage.recompute_layers for stage in plan.stages)
     with pytest.raises(DoesNotFitError, match="by HeteroAuto's plans, which use all devices"):
         HeteroAuto().plan(problem_of(cluster(0.01), tokens=8192))
@@ -149,7 +149,10 @@ def test_what_a_node_gets_from_both_neighbours_comes_over_one_card_or_two(
     assert one[1, 1] == pytest.approx(one[2, 1])
 
 
-def test_by_the_public_function():
+@pytest.mark.parametrize(
+    ("schedule", "allowed"), [("h_1f1b", {"h_1f1b", "1f1b"}), ("gpipe", {"gpipe"})]
+)
+def test_by_the_public_function(schedule: str, allowed: set[str]):
     made = hetjax.plan(
         loss,
         PARAMETERS,
@@ -158,9 +161,12 @@ def test_by_the_public_function():
         optimizer=optax.adam(1e-3),
         num_microbatches=8,
         planner=HeteroAuto(),
+        options=PlanOptions(schedule=schedule),
     )
     assert made.planner == "HeteroAuto"
-    assert made.prediction is not None
+    assert made.predicted.fits
+    assert made.pipeline.schedule.name in allowed
+    assert "refined, which is this plan" in made.notes[0]
 
 
 def way(stages: int, last_layers: int = 0) -> GroupWay:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh.cluster import SubMesh
+from hetjax.mesh.quantities import format_bytes, format_seconds
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.h2.heteroauto import ChipKind, ChipStrategy, find_strategy
 from hetjax.planner.h2.layer_division import GroupShare, GroupWay
 from hetjax.planner.h2.module_ways import Modules, ModuleWays, stage_shape
+from hetjax.planner.h2.refine import refine
 from hetjax.planner.harp.candidate_plans import pipeline_plan
 from hetjax.planner.harp.microbatches import divisors
 from hetjax.planner.plan.plan import Plan, validate
+from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.stage_plan import Member, Offloaded, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import repeated_in
@@ -39,23 +42,23 @@ class HeteroAuto:
     is_grouped: bool = True
 
     def plan(self, problem: PlanningProblem) -> Plan:
-        """A plan for the problem.
+        """A plan for the problem, refined by hetjax's own schedules; see `refine`.
 
         Args:
             problem: what to plan.
 
         Returns:
-            A valid plan, with a 1F1B schedule.
+            A valid plan with its prediction; its notes say what refining it has gained.
 
         Raises:
             InputError: devices are lost, the program repeats no module, or there are more stages
                 than modules however devices are divided.
             DoesNotFitError: the model fits in no way.
         """
-        return self.find(problem)[0]
+        return self.refined(problem)[0]
 
-    def find(self, problem: PlanningProblem) -> tuple[Plan, ChipStrategy]:
-        """A plan for the problem, and the strategy that it is made of.
+    def refined(self, problem: PlanningProblem) -> tuple[Plan, ChipStrategy]:
+        """What `plan` makes, and the strategy that it is made of.
 
         Args:
             problem: what to plan.
@@ -63,6 +66,31 @@ class HeteroAuto:
         Raises:
             InputError: as for `plan`.
             DoesNotFitError: as for `plan`.
+        """
+        plan, strategy = self.find(problem)
+        both = refine(plan, problem)
+        first, last = both.found.predicted, both.refined.predicted
+        if not last.fits:
+            raise DoesNotFitError(_over_memory(last))
+        schedule = problem.options.schedule
+        is_last = schedule == problem.warm_up_schedule
+        note = (
+            f"HeteroAuto: {format_seconds(strategy.step_time)} a step by its own model; "
+            f"{format_seconds(first.step_time)} by the timeline of its 1F1B schedule; "
+            f"{format_seconds(last.step_time)} refined, which is this plan"
+            f"{'' if is_last else f' before it got the schedule {schedule!r}'}"
+        )
+        return replace(both.refined, notes=(note,)), strategy
+
+    def find(self, problem: PlanningProblem) -> tuple[Plan, ChipStrategy]:
+        """The plan as the paper has it, with a 1F1B schedule, and the strategy that it is made of.
+
+        Args:
+            problem: what to plan.
+
+        Raises:
+            InputError: as for `plan`.
+            DoesNotFitError: as for `plan`; a finer count of memory may still say so of the plan.
         """
         if problem.lost:
             raise InputError(
@@ -104,6 +132,23 @@ def _why_not(
         f"devices, with {problem.num_microbatches} microbatches of {_counted(size)}; what would "
         f"help: {'more microbatches, ' if size > 1 else ''}an optimizer with less state, or "
         f"planner.name = 'harp'"
+    )
+
+
+def _over_memory(prediction: Prediction) -> str:
+    """What does not fit of a plan that a coarser count of memory has let through."""
+
+    def needs(stage: StagePrediction) -> str:
+        of_device, limit = map(format_bytes, (stage.memory_bytes, stage.memory_limit_bytes))
+        of_host, host_limit = map(format_bytes, (stage.all_host_bytes, stage.host_limit_bytes))
+        host = f" and {of_host} of its host's {host_limit}" if stage.all_host_bytes else ""
+        return f"needs {of_device} of a device's {limit}{host}"
+
+    stages = enumerate(prediction.stages)
+    over = "; ".join(f"stage {s} {needs(each)}" for s, each in stages if not each.fits)
+    return (
+        f"HeteroAuto's best plan does not fit: {over}. Stages of a kind are alike in its plans; "
+        f"set planner.name = 'harp', where each may have layers and ways of its own"
     )
 
 

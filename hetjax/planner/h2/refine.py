@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hetjax.planner.harp.refit import refitted, ways_of
+from hetjax.planner.harp.refit import keeping_all, refitted, ways_of
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.predictions.kept_layers import keeping_what_fits
 from hetjax.planner.predictions.kept_state import keeping_state_that_fits
@@ -35,7 +35,8 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
         problem: the problem that it solves.
 
     Returns:
-        The plan as it is, and refined; the same twice where nothing is faster.
+        The plan as it is, and refined: with the schedule that the problem asks for, or as it is
+        where that is H-1F1B and nothing is faster.
 
     Example:
         >>> refine(plan, problem).refined.prediction.step_time  # doctest: +SKIP
@@ -45,8 +46,10 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
     schedule = replace(plan.pipeline.schedule, name=problem.warm_up_schedule)
     free = plan.with_schedule(schedule)
     again = repetitions(allow_recompute=problem.options.allow_recompute)
-    others = [found, refitted(free, problem, ways_of(free, problem, again))]
-    known = [keeping_state_that_fits(each, problem) for each in others if each is not None]
-    kept = [keeping_what_fits(each, problem) for each in known]
+    ways = ways_of(free, problem, again)
+    others = [refitted(free, problem, ways) or keeping_all(free, problem, ways)]
+    if schedule.name in ("1f1b", "h_1f1b"):
+        others.insert(0, found)
+    kept = [keeping_what_fits(keeping_state_that_fits(each, problem), problem) for each in others]
     fitting = [each for each in kept if each.predicted.fits]
     return Refined(found, min(fitting or kept, key=lambda each: each.predicted.step_time))
