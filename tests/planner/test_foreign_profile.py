@@ -233,7 +233,7 @@ def test_tied_parameters_are_held_once_in_a_stage_and_exchanged_between_stages()
     assert two is not None
     held = 4 * (2 * 4e6 + 2.4e7)
     assert (one.stages[0].state_bytes, one.sharing_seconds) == (held, 0.0)
-    assert two.sharing_seconds == pytest.approx(2 * 4e6 / LINK.bandwidth)
+    assert two.sharing_seconds == pytest.approx(2 * (4e6 / LINK.bandwidth + LINK.latency))
 
 
 def test_a_plan_is_an_ordinary_one():

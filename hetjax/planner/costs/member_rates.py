@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.kinds import DeviceKind
-from hetjax.planner.costs.sharing_cost import exchange_bandwidth
+from hetjax.planner.costs.exchange_cost import exchange_bandwidth
 from hetjax.planner.module_programs.rates import ClassRates, DirectNetwork, MemberSpeed, Rates
 from hetjax.planner.plan.stage_plan import Member
 from hetjax.planner.problem.problem import PlanningProblem

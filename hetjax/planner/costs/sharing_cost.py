@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import jax
-
-from hetjax.mesh.cluster import Cluster, SubMesh
-from hetjax.pipeline.program.loss import accumulator_dtype
-from hetjax.pipeline.program.traced_program import Program, num_bytes
+from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import ParameterPart, cut
-from hetjax.pipeline.stages.holders import Holders, Shared, updated_parts, with_updates
-from hetjax.planner.costs.network_cards import is_in_one_node
+from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
+from hetjax.planner.costs.exchange_cost import ExchangedBytes, exchange_seconds
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.work.execution import Execution, state_division
 from hetjax.planner.work.stage_work import part_shape
-
-
-class ExchangedBytes(NamedTuple):
-    """What stages tell each other of a parameter.
-
-    Args:
-        gradient: bytes of its gradient, summed over microbatches.
-        value: bytes of itself.
-    """
-
-    gradient: int
-    value: int
-
-    @classmethod
-    def of(cls, shape: jax.ShapeDtypeStruct) -> ExchangedBytes:
-        """Those of a parameter of some shape."""
-        summed = math.prod(shape.shape) * accumulator_dtype(shape.dtype).itemsize
-        return cls(summed, num_bytes(shape))
 
 
 @dataclass(frozen=True)
@@ -125,72 +101,7 @@ def sharing_seconds(plan: Plan, shared: SharedParameters) -> tuple[float, ...]:
         shared: what its stages share.
 
     Returns:
-        Seconds of each stage, over the slowest of its links; 0 where it shares nothing.
+        Seconds of each stage; 0 where it shares nothing.
     """
     pieces = ((holders, shared.exchanged(part)) for part, holders in shared.shared.items())
     return exchange_seconds(plan.cluster, [stage.submeshes for stage in plan.stages], pieces)
-
-
-def exchange_seconds(
-    cluster: Cluster,
-    submeshes: Sequence[Sequence[SubMesh]],
-    pieces: Iterable[tuple[Holders, ExchangedBytes]],
-) -> tuple[float, ...]:
-    """How long stages take to exchange what several of them hold.
-
-    Between nodes, as many network cards work side by side as a submesh has nodes; within a node, as
-    many devices as it has. Both directions of a link move at once.
-
-    Args:
-        cluster: the cluster.
-        submeshes: where the stages are; several submeshes share a stage.
-        pieces: who holds and updates what is shared, and its bytes.
-
-    Returns:
-        Seconds of each stage, over the slowest of its links; 0 where it shares nothing.
-    """
-    traffic: Counter[tuple[int, str, str]] = Counter()
-    partners: dict[int, set[int]] = {}
-
-    def move(kind: str, source: int, target: int, size: int) -> None:
-        for stage, other, way in ((source, target, "out"), (target, source, "in")):
-            partners.setdefault(stage, set()).add(other)
-            traffic[stage, kind, way] += size
-
-    for holders, size in pieces:
-        owner = holders.updaters[0]
-        for stage in holders.stages:
-            for updater in holders.updaters:
-                if updater != stage:
-                    move("gradient", stage, updater, size.gradient)
-            if stage != owner:
-                move("value", owner, stage, size.value)
-    seconds = [0.0] * len(submeshes)
-    for stage, others in partners.items():
-        moved = sum(
-            max(traffic[stage, kind, way] for way in ("in", "out"))
-            for kind in ("gradient", "value")
-        )
-        seconds[stage] = moved / min(
-            exchange_bandwidth(cluster, mine, theirs)
-            for other in others
-            for mine in submeshes[stage]
-            for theirs in submeshes[other]
-        )
-    return tuple(seconds)
-
-
-def exchange_bandwidth(cluster: Cluster, mine: SubMesh, other: SubMesh) -> float:
-    """How fast a stage exchanges what it holds with another one.
-
-    Args:
-        cluster: the cluster.
-        mine: where the stage is.
-        other: where the other one is.
-
-    Returns:
-        Bytes/s, over all network cards or devices that work side by side.
-    """
-    link = cluster.link_between(mine, other)
-    near = is_in_one_node(cluster, mine, other)
-    return link.bandwidth * (mine.num_devices if near else mine.shape[0])

@@ -18,7 +18,7 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.pipeline.update.state_groups import STATE_GROUPS
 from hetjax.planner.costs.cost_model import Estimate, estimate
-from hetjax.planner.costs.sharing_cost import exchange_bandwidth
+from hetjax.planner.costs.exchange_cost import exchange_bandwidth
 from hetjax.planner.costs.update_cost import sum_factor, update_seconds
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.plan.update_weights import update_weights

@@ -16,7 +16,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import Estimate
-from hetjax.planner.costs.sharing_cost import ExchangedBytes
+from hetjax.planner.costs.exchange_cost import ExchangedBytes
 from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.foreign.foreign_profile import ForeignProfile, LayerTimes, MeshShape
 from hetjax.planner.harp.candidate_clock import StageSeconds, Tied

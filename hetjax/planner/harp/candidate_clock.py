@@ -16,8 +16,8 @@ from hetjax.pipeline.timeline.simulate import warm_up_ends
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.costs.crossing_ends import End
+from hetjax.planner.costs.exchange_cost import ExchangedBytes, exchange_seconds
 from hetjax.planner.costs.network_cards import is_in_one_node, with_shared_cards
-from hetjax.planner.costs.sharing_cost import ExchangedBytes, exchange_seconds
 from hetjax.planner.costs.union_cost import UnionExecution, estimate_union
 from hetjax.planner.harp.candidate_plans import candidate_ends, slice_of
 from hetjax.planner.harp.fixed_pace import Place

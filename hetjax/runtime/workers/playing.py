@@ -21,7 +21,7 @@ import jax
 from jax.sharding import Mesh
 
 from hetjax.errors import InputError
-from hetjax.planner.costs.sharing_cost import exchange_bandwidth
+from hetjax.planner.costs.exchange_cost import exchange_bandwidth
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.moves.peers import Peer
