@@ -143,19 +143,31 @@ class Subcluster:
         return self.max_tensor_parallelism is None or size <= self.max_tensor_parallelism
 
     def reduced(self, nodes: int, devices_per_node: int) -> Subcluster:
-        """The same with fewer nodes, or with the first devices of each.
+        """The same with fewer nodes, or with the first devices of each and their hosts' memory.
 
         Args:
             nodes: how many nodes.
             devices_per_node: devices in each.
         """
         kept = (tuple(d for d in of if d < devices_per_node) for of in self.network_cards)
+        memory = self.host_memory_bytes
         return replace(
             self,
             nodes=nodes,
             devices_per_node=devices_per_node,
             network_cards=tuple(of for of in kept if of),
+            host_memory_bytes=memory and memory * devices_per_node // self.devices_per_node,
         )
+
+    def card_share(self, devices_per_node: int) -> float:
+        """What part of their network cards the first devices of a node have, if all have alike.
+
+        Args:
+            devices_per_node: how many devices.
+        """
+        of_cards = self.network_cards or (tuple(range(self.devices_per_node)),)
+        used = [of for of in of_cards if min(of) < devices_per_node]
+        return devices_per_node / sum(map(len, used))
 
 
 def cards_in_turn(count: int, devices_per_node: int) -> tuple[tuple[int, ...], ...]:

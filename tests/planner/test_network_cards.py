@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner import PlanOptions
-from hetjax.planner.costs.network_cards import with_shared_cards
+from hetjax.planner.costs.network_cards import (
+    PipelineTimes,
+    with_cards_of_all,
+    with_shared_cards,
+)
 from hetjax.planner.foreign.foreign_costs import ForeignCosts
 from hetjax.planner.foreign.foreign_profile import checked_foreign_profile
 from hetjax.planner.harp.candidate_clock import CandidateClock
@@ -50,6 +54,35 @@ def times_of(
 
 
 CHAIN = [submesh(0), submesh(1), submesh(2)]
+
+
+def beside(cluster: Cluster, computing: float, sent: float) -> list[float]:
+    """What a transfer of each of two pipelines takes, over halves of the same two hosts."""
+    pipelines = []
+    for start in (0, 1):
+        stages = [submesh(0, start, 1), submesh(1, start, 1)]
+        pipelines.append(PipelineTimes(times_of(cluster, stages, computing, [sent]), stages))
+    return [each.sends[0] for each in with_cards_of_all(pipelines, cluster)]
+
+
+def test_pipelines_side_by_side_share_the_cards_of_their_hosts():
+    cluster = switch(1.0, 1.0)
+    # Of a pace of 8 s the other has 2, then 4: what is left is enough, and nothing is left over.
+    assert beside(cluster, 8.0, 2.0) == pytest.approx([2 / (1 - 2 / 8)] * 2)
+    assert beside(cluster, 8.0, 4.0) == pytest.approx([8.0] * 2)
+    # Both want all of it: the pace is twice as slow.
+    assert beside(cluster, 8.0, 8.0) == pytest.approx([16.0] * 2)
+    # Each has a card of its own.
+    cards = [replace(each, network_cards=((0,), (1,))) for each in cluster.subclusters]
+    assert beside(replace(cluster, subclusters=tuple(cards)), 8.0, 8.0) == pytest.approx([8.0] * 2)
+
+
+def test_part_of_a_node_has_part_of_its_host_and_card():
+    whole = Subcluster("0", KIND, 1, 4, INSIDE, INSIDE, host_memory_bytes=10**9)
+    assert whole.reduced(1, 3).host_memory_bytes == 750_000_000
+    assert whole.card_share(3) == 0.75
+    cards = replace(whole, network_cards=((0, 1), (2, 3)))
+    assert (cards.card_share(1), cards.card_share(2), cards.card_share(3)) == (0.5, 1.0, 0.75)
 
 
 def test_two_hosts_share_nothing():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetjax.mesh.cluster import Cluster, SubMesh
@@ -59,38 +59,125 @@ def with_shared_cards(
     Returns:
         The times, the same but for transfers that share a card.
     """
-    ends: list[End] = [((s, 1.0),) if isinstance(s, SubMesh) else s for s in stages]
-    crossings = [
-        (_parts(cluster, a, b), _parts(cluster, b, a)) for a, b in itertools.pairwise(ends)
+    return with_cards_of_all([PipelineTimes(times, stages, sharing)], cluster)[0]
+
+
+@dataclass(frozen=True)
+class PipelineTimes:
+    """What the tasks and transfers of a pipeline take; see `with_shared_cards`.
+
+    Args:
+        times: of tasks, and of transfers that have their link for themselves.
+        stages: where the stages are.
+        sharing: groups of stages that share devices.
+    """
+
+    times: StepTimes
+    stages: Sequence[SubMesh | End]
+    sharing: Sequence[Sequence[int]] = ()
+
+
+def with_cards_of_all(pipelines: Sequence[PipelineTimes], cluster: Cluster) -> list[StepTimes]:
+    """Lengthen the transfers of pipelines that train side by side.
+
+    What those of one have of a card, the others have not. Where all of them together want more than
+    it carries, each is at a pace by so much slower.
+
+    Args:
+        pipelines: what their tasks and transfers take.
+        cluster: the cluster.
+
+    Returns:
+        The times of each, the same but for transfers that share a card.
+    """
+    loads = [_Load.of(each, cluster) for each in pipelines]
+    wanted: Counter[Card] = Counter()
+    for load in loads:
+        wanted.update(load.used())
+    slower = [
+        replace(load, pace=load.pace * max([1.0, *(wanted[card] for card in load.filled)]))
+        if len(loads) > 1
+        else load
+        for load in loads
     ]
-    there = [
-        _transfer(cluster, parts, each, (a, b))
-        for (parts, _), each, (a, b) in zip(
-            crossings, times.sends, itertools.pairwise(ends), strict=True
+    return [load.beside([other for other in slower if other is not load]) for load in slower]
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What a pipeline's transfers want of network cards, from one microbatch to the next.
+
+    Args:
+        times: what tasks and transfers take by themselves.
+        there: the transfers to the stages after.
+        back: those to the stages before.
+        filled: for how many seconds they fill each card.
+        lanes: all transfers from some devices to others, together.
+        pace: the time from one microbatch to the next, in which every transfer is made once.
+    """
+
+    times: StepTimes
+    there: Sequence[_Transfer]
+    back: Sequence[_Transfer]
+    filled: Counter[Card]
+    lanes: dict[tuple[End, End], _Lane]
+    pace: float
+
+    @classmethod
+    def of(cls, pipeline: PipelineTimes, cluster: Cluster) -> _Load:
+        """That of a pipeline."""
+        times, stages = pipeline.times, pipeline.stages
+        ends: list[End] = [((s, 1.0),) if isinstance(s, SubMesh) else s for s in stages]
+        pairs = list(itertools.pairwise(ends))
+        there = [
+            _transfer(cluster, _parts(cluster, a, b), each, (a, b))
+            for each, (a, b) in zip(times.sends, pairs, strict=True)
+        ]
+        back = [
+            _transfer(cluster, _parts(cluster, b, a), each, (b, a))
+            for each, (a, b) in zip(times.returns, pairs, strict=True)
+        ]
+        filled: Counter[Card] = Counter()
+        lanes: dict[tuple[End, End], _Lane] = {}
+        for transfer in (*there, *back):
+            filled.update(transfer.cards)
+            lane = lanes.setdefault(transfer.lane, _Lane())
+            lane.cards.update(transfer.cards)
+            lane.carried += transfer.carried
+        computed = list(times.compute)
+        rows = [sum(computed[stage] for stage in group) for group in pipeline.sharing]
+        busy = (lane.carried for lane in lanes.values())
+        pace = max((*computed, *rows, *filled.values(), *busy))
+        return cls(times, there, back, filled, lanes, pace)
+
+    def used(self) -> dict[Card, float]:
+        """What share of its time each card is filled."""
+        return {card: seconds / self.pace for card, seconds in self.filled.items() if seconds}
+
+    def beside(self, others: Sequence[_Load]) -> StepTimes:
+        """What tasks and transfers take beside those of other pipelines."""
+        taken: Counter[Card] = Counter()
+        for other in others:
+            taken.update(other.used())
+        return replace(
+            self.times,
+            sends=[self._beside(each, taken) for each in self.there],
+            returns=[self._beside(each, taken) for each in self.back],
         )
-    ]
-    back = [
-        _transfer(cluster, parts, each, (b, a))
-        for (_, parts), each, (a, b) in zip(
-            crossings, times.returns, itertools.pairwise(ends), strict=True
-        )
-    ]
-    filled: Counter[Card] = Counter()
-    lanes: dict[tuple[End, End], _Lane] = {}
-    for transfer in (*there, *back):
-        filled.update(transfer.cards)
-        lane = lanes.setdefault(transfer.lane, _Lane())
-        lane.cards.update(transfer.cards)
-        lane.carried += transfer.carried
-    computed = list(times.compute)
-    rows = [sum(computed[stage] for stage in group) for group in sharing]
-    busy = (lane.carried for lane in lanes.values())
-    pace = max((*computed, *rows, *filled.values(), *busy))
-    return replace(
-        times,
-        sends=[_beside(each, filled, lanes[each.lane], pace) for each in there],
-        returns=[_beside(each, filled, lanes[each.lane], pace) for each in back],
-    )
+
+    def _beside(self, transfer: _Transfer, taken: Mapping[Card, float]) -> float:
+        """What a transfer takes beside all others, but those of its lane."""
+        lane = self.lanes[transfer.lane]
+        # Were it not for rounding, what the others leave of a pace would be enough.
+        left = {
+            card: max(
+                lane.cards[card],
+                self.pace * (1 - taken[card]) - (self.filled[card] - lane.cards[card]),
+            )
+            for card in transfer.cards
+        }
+        stretched = (self.pace * own / left[card] for card, own in transfer.cards.items() if own)
+        return transfer.seconds + max(0.0, max(stretched, default=0.0) - transfer.carried)
 
 
 @dataclass
@@ -161,14 +248,3 @@ def card_bandwidth(cluster: Cluster, submesh: SubMesh) -> float:
     if subcluster.nodes > 1:
         links.append(subcluster.inter_node)
     return max(link.bandwidth for link in links)
-
-
-def _beside(transfer: _Transfer, filled: Counter[Card], lane: _Lane, pace: float) -> float:
-    """What a transfer takes beside all others, but those of its lane."""
-    # Were it not for rounding, what the others leave of a pace would be enough.
-    left = {
-        card: max(lane.cards[card], pace - (filled[card] - lane.cards[card]))
-        for card in transfer.cards
-    }
-    stretched = (pace * own / left[card] for card, own in transfer.cards.items() if own)
-    return transfer.seconds + max(0.0, max(stretched, default=0.0) - transfer.carried)

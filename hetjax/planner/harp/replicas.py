@@ -276,13 +276,23 @@ def score_of(problem: PlanningProblem, plan: Plan, step_time: float) -> float:
 
 
 def _problem_on(problem: PlanningProblem, part: ClusterPart, count: int) -> PlanningProblem:
-    """The problem of one pipeline: some of the cluster, and of the microbatches."""
+    """The problem of one pipeline: some of the cluster, and of the microbatches.
+
+    Of network cards that others use too, it has the share of its devices.
+    """
     whole = problem.cluster.part([taken.subcluster for taken in part])
-    subclusters = tuple(
-        each.reduced(taken.nodes, taken.devices_per_node)
-        for each, taken in zip(whole.subclusters, part, strict=True)
+    taken_of = list(zip(whole.subclusters, part, strict=True))
+    shares = {each.name: each.card_share(taken.devices_per_node) for each, taken in taken_of}
+    cluster = replace(
+        whole,
+        subclusters=tuple(
+            each.reduced(taken.nodes, taken.devices_per_node) for each, taken in taken_of
+        ),
+        links=tuple(
+            (a, b, replace(link, bandwidth=link.bandwidth * min(shares[a], shares[b])))
+            for a, b, link in whole.links
+        ),
     )
-    cluster = replace(whole, subclusters=subclusters)
     options = replace(
         problem.options,
         max_pipelines=1,

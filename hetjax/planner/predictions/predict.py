@@ -8,13 +8,12 @@ from dataclasses import replace
 from hetjax.errors import InputError
 from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_seconds
 from hetjax.planner.costs.crossing_ends import end_of
-from hetjax.planner.costs.network_cards import with_shared_cards
+from hetjax.planner.costs.network_cards import PipelineTimes, with_cards_of_all
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.costs.union_cost import executions_of
 from hetjax.planner.costs.update_cost import update_rate
 from hetjax.planner.plan.plan import Plan, validate_for
 from hetjax.planner.plan.prediction import MemberPrediction, Prediction, StagePrediction, times_of
-from hetjax.planner.plan.stage_plan import PipelinePlan
 from hetjax.planner.predictions.stage_prediction import pipeline_works, predict_stage
 from hetjax.planner.predictions.step_prediction import with_schedules
 from hetjax.planner.problem.problem import PlanningProblem
@@ -77,18 +76,25 @@ def predict_stages(
     problems = {each.microbatch_size: each for each in (*others, problem)}
     shared = SharedParameters.of(plan, problem.program)
     sharing = sharing_seconds(plan, shared)
-    stages: list[StagePrediction] = []
-    for first, pipeline in plan.numbered_pipelines():
+    alone: list[list[StagePrediction]] = []
+    for pipeline in plan.pipelines:
         if pipeline.microbatch_size not in problems:
             raise InputError(
                 f"the plan has microbatches of {pipeline.microbatch_size} examples; the model was "
                 f"traced for microbatches of {sorted(problems)}"
             )
         of_size = problems[pipeline.microbatch_size]
-        for s, stage in enumerate(_stage_predictions(plan, pipeline, of_size)):
-            alone = _without_shared_state(plan, problem, shared, first + s, stage)
-            stages.append(replace(alone, sharing_seconds=sharing[first + s]))
-    return tuple(stages)
+        own = replace(of_size, num_microbatches=pipeline.num_microbatches)
+        works = pipeline_works(plan, pipeline, own)
+        places = range(len(pipeline.stages))
+        alone.append([predict_stage(plan, pipeline, own, s, works) for s in places])
+    return tuple(
+        replace(
+            _without_shared_state(plan, problem, shared, place, stage),
+            sharing_seconds=sharing[place],
+        )
+        for place, stage in enumerate(_with_cards(plan, alone))
+    )
 
 
 def check_predictable(plan: Plan, where: str = "plan") -> None:
@@ -111,17 +117,20 @@ def check_predictable(plan: Plan, where: str = "plan") -> None:
                 )
 
 
-def _stage_predictions(
-    plan: Plan, pipeline: PipelinePlan, problem: PlanningProblem
+def _with_cards(
+    plan: Plan, alone: Sequence[Sequence[StagePrediction]]
 ) -> Iterator[StagePrediction]:
-    works = pipeline_works(plan, pipeline, problem)
-    alone = [predict_stage(plan, pipeline, problem, s, works) for s in range(len(pipeline.stages))]
-    ends = [end_of(stage) for stage in pipeline.stages]
-    times = with_shared_cards(times_of(alone), plan.cluster, ends, pipeline.schedule.groups)
-    for stage, sent, returned in zip(
-        alone, [*times.sends, 0.0], [0.0, *times.returns], strict=True
-    ):
-        yield replace(stage, communication_seconds=sent, return_seconds=returned)
+    """The stages of all pipelines, with what their transfers take beside one another."""
+    pipelines = [
+        PipelineTimes(times_of(stages), [end_of(each) for each in of.stages], of.schedule.groups)
+        for of, stages in zip(plan.pipelines, alone, strict=True)
+    ]
+    every = with_cards_of_all(pipelines, plan.cluster)
+    for stages, times in zip(alone, every, strict=True):
+        for stage, sent, returned in zip(
+            stages, [*times.sends, 0.0], [0.0, *times.returns], strict=True
+        ):
+            yield replace(stage, communication_seconds=sent, return_seconds=returned)
 
 
 def _without_shared_state(
