@@ -104,6 +104,7 @@ def prepare(
         use_devices(source, runtime, play=play)
         planned = find_plan(ingredients, source, lost, told)
         plan = complete(planned.found.plan, planned.problem, *planned.beside)
+        check_memory(plan)
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
     use_devices(given.cluster, runtime, play=play)

@@ -14,13 +14,17 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner import PlanOptions, choose_schedule, simulate, validate
 from hetjax.planner.harp.dynamic_program import DynamicProgram
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.predictions.complete import complete
 from hetjax.planner.predictions.more_passes import with_passes
+from hetjax.planner.predictions.predict import predict
 from hetjax.planner.predictions.quality import limits, load_balance, step_parts
+from hetjax.planner.predictions.schedule_choice import reschedule
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
+from hetjax.planner.work.rates import USABLE_MEMORY
 
 OPTIONS = PlanOptions(schedule="search", min_stages=4, max_pipelines=1, num_layers=16)
 
@@ -132,3 +136,45 @@ def test_what_makes_no_sense_is_told(fast: PlanningProblem, once: Plan):
         choose_schedule(plan, "1f1b")
     with pytest.raises(InputError, match="max_passes is 9; it must be from 1 to 4"):
         PlanOptions(max_passes=9)
+
+
+def test_a_pipeline_of_too_many_tasks_is_left_as_it_is(
+    fast: PlanningProblem, once: Plan, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hetjax.planner.predictions.more_passes.MAX_TASKS", 2 * 8 * 4 - 1)
+    assert with_passes(once, fast, 2) is None
+
+
+@pytest.fixture(scope="module")
+def tight(once: Plan) -> tuple[Plan, PlanningProblem]:
+    """A plan and its problem on devices that hold what 1F1B has, and hardly more."""
+    few = predict(once.with_schedule(one_f_one_b(4, 4)), problem(bandwidth=1e12))
+    most = max(stage.memory_bytes for stage in few.predicted.stages)
+    asked = problem(bandwidth=1e12, memory=int(most / USABLE_MEMORY) + 1)
+    return predict(replace(few, cluster=asked.cluster), asked), asked
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "zb_h2"])
+def test_a_schedule_that_holds_too_much_is_not_taken(
+    name: str, tight: tuple[Plan, PlanningProblem]
+):
+    plan, asked = tight
+    asked = replace(asked, options=replace(OPTIONS, schedule=name, max_passes=1))
+    assert not choose_schedule(plan, name).predicted.fits
+    made = complete(plan, asked)
+    assert made.predicted.fits
+    assert made.pipeline.schedule.name == "1f1b"
+    assert f"the schedule {name!r} holds more microbatches" in made.notes[0]
+
+
+def test_a_searched_schedule_leaves_what_a_plan_may_not_fill(tight: tuple[Plan, PlanningProblem]):
+    found = choose_schedule(tight[0], "search").predicted
+    assert all(s.memory_bytes <= USABLE_MEMORY * s.memory_limit_bytes for s in found.stages)
+
+
+def test_times_without_halves_leave_those_that_are_predicted(once: Plan):
+    times = once.predicted.times
+    bare = StepTimes(times.forward, times.backward, times.sends, times.returns)
+    made = reschedule(once, one_f_one_b(4, 4), bare)
+    assert made.predicted.times.weight_gradient == times.weight_gradient
+    assert made.predicted.times.update == times.update

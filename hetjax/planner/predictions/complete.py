@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.predictions.kept_activations import keeping_or_offloading
 from hetjax.planner.predictions.kept_layers import keeping_what_fits
@@ -30,7 +32,8 @@ def complete(
         annotate: whether they are; where not, the plan is not meant to be run.
 
     Returns:
-        The plan with that schedule and its prediction.
+        The plan with that schedule and its prediction; where that holds more at once than there is
+        memory for, with the schedule that its stages were chosen for, and a note.
     """
     if plan.shares_context:
         return predict(plan, problem, *others)
@@ -43,6 +46,12 @@ def complete(
     if problem.options.schedule == problem.warm_up_schedule:
         return made
     chosen = choose_schedule(made, problem.options.schedule)
+    if made.predicted.fits and not chosen.predicted.fits:
+        note = (
+            f"the schedule {problem.options.schedule!r} holds more microbatches at once than there "
+            f"is memory for: this plan has {made.pipeline.schedule.name!r}"
+        )
+        return replace(made, notes=(*made.notes, note))
     if problem.options.schedule != "search" or not annotate:
         return chosen
     return with_more_passes(chosen, problem)

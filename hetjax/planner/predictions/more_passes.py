@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from hetjax.limits import MAX_TASKS
 from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
@@ -80,10 +81,11 @@ def with_passes(
 
     Returns:
         The best of some divisions of the layers, with its prediction; None where there are fewer
-        layers than stages.
+        layers than stages, or more tasks than a schedule may have.
     """
+    stages, count = len(plan.stages) * passes, plan.pipeline.num_microbatches
     ends = _even_ends(plan, problem, passes)
-    if ends is None:
+    if ends is None or 2 * stages * count > MAX_TASKS:
         return None
     schedule = interleaved(len(plan.stages), passes, plan.pipeline.num_microbatches, ahead=1)
     best = _searched(_repeated(plan, problem, ends, schedule))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction, times_of
 from hetjax.planner.plan.stage_plan import PipelinePlan
-from hetjax.planner.predictions.scheduled_memory import live_limits_of, with_memories
+from hetjax.planner.predictions.scheduled_memory import fits_by, live_limits_of
 from hetjax.planner.predictions.step_prediction import with_schedules
 
 INTERLEAVING = ("search", INTERLEAVED)
@@ -43,16 +44,18 @@ def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -
 
 
 def _with_times(held: Sequence[StagePrediction], times: StepTimes) -> tuple[StagePrediction, ...]:
-    """A pipeline's stages with other times of their tasks and transfers."""
+    """A pipeline's stages with other times of their tasks and transfers, where these are told."""
     return tuple(
         replace(
             stage,
             forward_seconds=times.forward[s],
             backward_seconds=times.backward[s],
             recompute_seconds=times.recompute_seconds(s),
-            input_gradient_seconds=times.input_gradient[s],
-            weight_gradient_seconds=times.weight_gradient[s],
-            update_seconds=times.update[s],
+            **{
+                f"{name}_seconds": seconds[s]
+                for name in ("input_gradient", "weight_gradient", "update")
+                if (seconds := getattr(times, name))
+            },
             communication_seconds=[*times.sends, 0.0][s],
             return_seconds=[0.0, *times.returns][s],
         )
@@ -100,15 +103,13 @@ def _named_schedule(
     limits = live_limits_of(held, count)
     alone = times.with_copies_in_tasks
     made = make_schedule(name, len(pipeline.stages), count, alone, live_limits=limits)
-    if name != "search" or not times.has_copies:
+    if name != "search" or (fits_by(held, made) and not times.has_copies):
         return made
-    # The search knows no copies that run beside tasks: what it finds is weighed with them.
-    fitting = (
-        schedule
-        for schedule in fixed_schedules(times, count)
-        if all(stage.fits for stage in with_memories(held, schedule))
-    )
-    return min((made, *fitting), key=lambda schedule: makespan(schedule, times))
+    # The search knows no copies that run beside tasks, and no gradients of weights that wait where
+    # one microbatch fits alone: what it finds is weighed with them.
+    candidates = (made, *fixed_schedules(times, count), pipeline.schedule)
+    fitting = [schedule for schedule in candidates if fits_by(held, schedule)]
+    return min(fitting, key=lambda schedule: makespan(schedule, times), default=pipeline.schedule)
 
 
 def _interleaved_schedule(
@@ -132,9 +133,7 @@ def _interleaved_schedule(
             f"their number, {submeshes}, or an order that is written down"
         )
 
-    def fits(schedule: Schedule) -> bool:
-        return all(stage.fits for stage in with_memories(held, schedule))
-
+    fits = functools.partial(fits_by, held)
     found = search_interleaved(times, submeshes, pipeline.num_microbatches, fits)
     return pipeline.schedule if found is None else found
 

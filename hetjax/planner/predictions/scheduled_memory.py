@@ -15,6 +15,7 @@ from hetjax.pipeline.schedules.memory import (
 )
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.prediction import Held, MemberPrediction, StagePrediction
+from hetjax.planner.work.rates import USABLE_MEMORY
 
 HeldT = TypeVar("HeldT", StagePrediction, MemberPrediction)
 
@@ -38,7 +39,8 @@ def with_memories(held: Sequence[StagePrediction], schedule: Schedule) -> Iterat
         )
         working = max(each.working_bytes for each in there.values())
         state = sum(each.state_bytes for each in there.values())
-        yield replace(stage, memory_bytes=int(state + working + peak))
+        updating = max(each.update_bytes for each in there.values())
+        yield replace(stage, memory_bytes=int(state + max(working + peak, updating)))
 
 
 def _with_memory(stage: StagePrediction, schedule: Schedule, index: int) -> StagePrediction:
@@ -94,6 +96,19 @@ def live_limits_of(held: Sequence[StagePrediction], count: int) -> tuple[int, ..
     )
 
 
+def fits_by(held: Sequence[StagePrediction], schedule: Schedule) -> bool:
+    """Whether the stages of a pipeline fit by a schedule, in the memory that a plan may fill.
+
+    Args:
+        held: the stages.
+        schedule: the schedule.
+    """
+    return all(
+        stage.fits and stage.memory_bytes <= USABLE_MEMORY * stage.memory_limit_bytes
+        for stage in with_memories(held, schedule)
+    )
+
+
 def _microbatch_bytes(held: Held) -> MicrobatchBytes:
     return MicrobatchBytes(
         held.activation_bytes, held.recomputed_bytes, held.deferred_bytes, held.offloaded_bytes
@@ -101,8 +116,8 @@ def _microbatch_bytes(held: Held) -> MicrobatchBytes:
 
 
 def _room(held: Held) -> float:
-    """What microbatches may hold."""
-    return held.memory_limit_bytes - held.state_bytes - held.working_bytes
+    """What microbatches may hold of the memory that a plan may fill."""
+    return USABLE_MEMORY * held.memory_limit_bytes - held.state_bytes - held.working_bytes
 
 
 def _host_room(held: Held) -> float:
