@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hetjax.errors import InputError
@@ -15,7 +16,7 @@ from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
 from hetjax.mesh.jax_devices import JaxDevice, kind_name
 from hetjax.mesh.kinds import KINDS, DeviceKind, kind
 from hetjax.mesh.links import Link
-from hetjax.mesh.ray_offers import Offer, ray_offers, subcluster_names
+from hetjax.mesh.ray_offers import NODE_RESOURCE, Offer, ray_offers, subcluster_names
 from hetjax.mesh.subcluster import Subcluster
 
 PCIE = Link(bandwidth=25e9, latency=10e-6)
@@ -85,6 +86,9 @@ def ray_subclusters(nodes: Iterable[Mapping[str, Any]]) -> tuple[Subcluster, ...
     A node without accelerators is one device of the kind ``host-cpu``, taken to be as fast as
     this host; one without CPUs too (a head that runs no work) is left out.
 
+    Where a resource, or none, does not tell nodes of unlike accelerators or numbers of them apart,
+    each is a subcluster of its own, addressed by the resource ``node:<address>``.
+
     Args:
         nodes: what ``ray.nodes()`` returns. Nodes that are not alive are left out.
 
@@ -95,7 +99,7 @@ def ray_subclusters(nodes: Iterable[Mapping[str, Any]]) -> tuple[Subcluster, ...
         InputError: a node's accelerator is of a kind that is not known, or no node is left.
     """
     alive = [node for node in nodes if node["Alive"]]
-    offers = Counter(offer for node in alive for offer in ray_offers(node))
+    offers = _addressed([(node, offer) for node in alive for offer in ray_offers(node)])
     if not offers:
         raise InputError("ray: no node that is alive offers a CPU or an accelerator")
     # Ray nodes can share a machine, as they do on a laptop: then they share its processor.
@@ -105,6 +109,21 @@ def ray_subclusters(nodes: Iterable[Mapping[str, Any]]) -> tuple[Subcluster, ...
         _ray_subcluster(name, offer, count, sharing)
         for name, (offer, count) in zip(names, offers.items(), strict=True)
     )
+
+
+def _addressed(offers: Sequence[tuple[Mapping[str, Any], Offer]]) -> Counter[Offer]:
+    """How many nodes have each offer; where Ray would not find these, one, with its address."""
+    unlike = {offer for _, offer in offers if offer.kind != HOST_CPU}
+    having = Counter(offer.ray_resource for offer in unlike)
+    found: Counter[Offer] = Counter()
+    for node, offer in offers:
+        if offer.kind != HOST_CPU and (
+            having[offer.ray_resource] > 1 or (offer.ray_resource is None and len(unlike) > 1)
+        ):
+            address = NODE_RESOURCE + node["NodeManagerAddress"]
+            offer = replace(offer, ray_resource=address)
+        found[offer] += 1
+    return found
 
 
 def _ray_subcluster(name: str, offer: Offer, nodes: int, sharing: int) -> Subcluster:

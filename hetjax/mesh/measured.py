@@ -15,11 +15,8 @@ from hetjax.mesh.discovery import HOST_MEMORY, NETWORK, PCIE
 from hetjax.mesh.host_cpu import HOST_CPU, HostCpu
 from hetjax.mesh.kinds import DeviceKind, kind
 from hetjax.mesh.links import Link
-from hetjax.mesh.ray_offers import Offer, ray_offers
+from hetjax.mesh.ray_offers import NODE_RESOURCE, Offer, ray_offers
 from hetjax.mesh.subcluster import Subcluster
-
-NODE_RESOURCE = "node:"
-"""What the resource that Ray gives each node of its own begins with; its address follows."""
 
 _ALIKE = 0.05
 """How much the speeds of like hosts may differ, as a share of the faster one's."""

@@ -33,6 +33,9 @@ _RAY_NAMES = {
 
 _MARK = "hetjax"
 _RAY_TYPE_RESOURCE = "accelerator_type:"
+NODE_RESOURCE = "node:"
+"""What the resource that Ray gives each node of its own begins with; its address follows."""
+
 _RAY_TYPE_LABEL = "ray.io/accelerator-type"
 
 

@@ -112,15 +112,20 @@ def test_like_ray_nodes_make_a_subcluster():
             ray_node("8", CPU=4),
             ray_node("9", CPU=0),
             ray_node("10", CPU=8, GPU=2, alive=False),
+            ray_node("11", CPU=8, GPU=4, accelerator_type__V100=1),
+            ray_node("12", CPU=8, GPU=4, accelerator_type__V100=1),
         ]
     )
+    # By its resource alone Ray would put a worker of two cards on a node of four.
     assert summary(cluster) == [
-        ("A100-40", "A100-40", 2, 4, "accelerator_type:A100"),
-        ("A100-40-2", "A100-40", 1, 2, "accelerator_type:A100"),
-        ("L40S", "L40S", 1, 2, None),
-        ("A100-80", "A100-80", 1, 2, None),
+        ("A100-40", "A100-40", 1, 4, "node:10.0.0.1"),
+        ("A100-40-2", "A100-40", 1, 4, "node:10.0.0.2"),
+        ("A100-40-3", "A100-40", 1, 2, "node:10.0.0.3"),
+        ("L40S", "L40S", 1, 2, "node:10.0.0.4"),
+        ("A100-80", "A100-80", 1, 2, "node:10.0.0.5"),
         ("TPUv5e", "TPUv5e", 1, 4, "accelerator_type:TPU-V5LITEPOD"),
         ("host-cpu", "host-cpu", 2, 1, None),
+        ("V100", "V100", 2, 4, "accelerator_type:V100"),
     ]
     assert cluster.link("L40S", "host-cpu") == NETWORK
     assert cluster.subcluster("host-cpu").kind == measure_host_cpu()

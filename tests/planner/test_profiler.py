@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -249,6 +250,32 @@ def test_a_profile_gives_every_run_its_composed_seconds(tmp_path: Path):
     alone = Execution(subcluster.kind, NEAR, (1, 1), subcluster="slow")
     updated = estimate(problem, everything, alone)
     assert updated.update_seconds[0, -1] > 1e-5
+
+
+def test_one_measurement_is_of_all_subclusters_of_a_kind(tmp_path: Path):
+    """As of nodes with four cards and a node with two."""
+    first, second = PROBLEM.cluster.subclusters
+    twin = replace(first, name="twin")
+    cluster = Cluster(
+        "three", (first, twin, second), tuple((a, b, NEAR) for a, b in _pairs(first, twin, second))
+    )
+    problem = replace(PROBLEM, cluster=cluster)
+    surveyed = survey(problem)
+    assert len(surveyed.wanted) == len(SURVEY.wanted)
+    database = ProfileDatabase(tmp_path)
+    fill(database)
+    profile = make_profile(problem, surveyed, database)
+    assert profile.measurements == len(SURVEY.wanted)
+    ways = {way: times for way, times in profile.ways.items() if way.subcluster == first.name}
+    assert ways
+    for way, times in ways.items():
+        other = profile.ways[replace(way, subcluster="twin")]
+        assert other.forward.layers.tolist() == times.forward.layers.tolist()
+    assert profile.updates["twin"] == profile.updates[first.name]
+
+
+def _pairs(*subclusters: Subcluster) -> list[tuple[str, str]]:
+    return list(itertools.combinations([each.name for each in subclusters], 2))
 
 
 def test_long_runs_correct_what_short_ones_are_wrong_about(tmp_path: Path):

@@ -139,7 +139,8 @@ def merged(measurements: Sequence[Measurement]) -> Measurement:
         >>> found.forward_seconds, found.yardstick_seconds, found.repetitions
         (2.25, 1.5, 6)
     """
-    usual = median(each.yardstick_seconds for each in measurements)
+    moments = [each.yardstick_seconds for each in measurements if each.yardstick_seconds]
+    usual = median(moments) if moments else 0.0
     alike = [each.at_yardstick(usual) for each in measurements]
     rates = [each.update_bytes_per_second for each in alike if each.update_bytes_per_second]
     return replace(

@@ -33,12 +33,14 @@ class Wanted:
         key: where the database keeps it.
         request: what is asked of those who measure.
         checks: whether it only checks what is composed of the others.
+        same: ways on other subclusters of the kind, which it measures, too.
     """
 
     way: Way
     key: Key
     request: Request
     checks: bool
+    same: tuple[Way, ...] = ()
 
 
 _MeasuredRuns = dict[Way, list[tuple[Wanted, Measurement]]]
@@ -99,7 +101,9 @@ def survey(problem: PlanningProblem) -> Survey:
                 request = Request(
                     unit.layers, way.mesh_shape, way.sharding, cotangents, unit == updated
                 )
-                wanted.setdefault(key, Wanted(way, key, request, unit.checks))
+                known = wanted.setdefault(key, Wanted(way, key, request, unit.checks))
+                if way not in (known.way, *known.same):
+                    wanted[key] = replace(known, same=(*known.same, way))
     runs = problem.num_layers * (problem.num_layers + 1) // 2
     cuts = [cut for slices in table.slices for cut in slices]
     candidates = sum(len(cut.options) * runs for cut in cuts)
@@ -214,10 +218,14 @@ def make_profile(
         InputError: a file of the database is corrupt.
     """
     found: _MeasuredRuns = {}
+    measurements = 0
     for each in surveyed.wanted:
         measurement = database.get(each.key)
-        if measurement is not None:
-            found.setdefault(each.way, []).append((each, measurement))
+        if measurement is None:
+            continue
+        measurements += 1
+        for way in (each.way, *each.same):
+            found.setdefault(way, []).append((each, measurement))
     found = _at_usual_speed(found)
     ways = {
         way: _way_times(surveyed.classes, measured)
@@ -231,7 +239,7 @@ def make_profile(
         calibration=calibration(problem, ways, classes),
         updates=_updates(found, of_kinds),
         classes=classes,
-        measurements=sum(map(len, found.values())),
+        measurements=measurements,
         seconds=seconds,
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hetjax.errors import InputError, check_seconds, unknown_name
 from hetjax.mesh.host_cpu import HOST_DEVICES
-from hetjax.mesh.measured import NODE_RESOURCE
+from hetjax.mesh.ray_offers import NODE_RESOURCE
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.processes import ending_with_this_process
 from hetjax.runtime.moves.carrier_curves import CarrierCurves
