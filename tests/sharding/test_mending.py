@@ -259,3 +259,48 @@ def test_a_loss_over_a_divided_vocabulary_moves_no_logits():
 
     found = deduce_opened(jax.make_jaxpr(loss)(*drawn((8, 4096))), [two])
     assert sum(mend.num_bytes for mend in found.mends) < 8 * 4096 * 4 / 8
+
+
+FOUR = Subgroup((0, 1, 2, 3), (("data", 2), ("tensor", 2)), P())
+
+
+def on_four(*entries):
+    return HSharding((FOUR.with_spec(P(*entries)),))
+
+
+def embedding_gradients(table, weight, tokens):
+    def loss(table, weight):
+        return jnp.sum(jnp.tanh(table[tokens] @ weight))
+
+    return jax.grad(loss, argnums=(0, 1))(table, weight)
+
+
+def convolution_gradients(kernel, weight, x):
+    def loss(kernel, weight):
+        found = jax.lax.conv_general_dilated(
+            x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+        return jnp.sum(jnp.tanh(found @ weight))
+
+    return jax.grad(loss, argnums=(0, 1))(kernel, weight)
+
+
+@pytest.mark.parametrize("sums_stay", [False, True])
+@pytest.mark.parametrize(
+    ("function", "shapes", "divided"),
+    [
+        (embedding_gradients, [(5, 4), (4, 6), (8,)], P("data")),
+        (convolution_gradients, [(3, 4, 4), (4, 6), (8, 5, 4)], P("data")),
+    ],
+    ids=["embedding", "convolution"],
+)
+def test_a_sum_over_examples_of_what_is_a_sum_over_features_loses_neither(
+    function, shapes, divided, sums_stay
+):
+    """The cotangent of a product by columns is a partial sum, and its examples are divided."""
+    first, weight, last = drawn(*shapes)
+    last = (jnp.abs(last) * 3).astype(jnp.int32) % 5 if last.ndim == 1 else last
+    inputs = [first, weight, last]
+    given = [on_four(), on_four(None, "tensor"), on_four(*divided)]
+    found, _ = run(function, inputs, given, mend=True, sums_stay=sums_stay)
+    check(found, function(*inputs))

@@ -216,7 +216,8 @@ def _partial_axes(
     axes, *others = set(unreduced.values())
     linear = any(set(unreduced) <= together for together in signature.linear)
     divided = {axis for array in operands for axis in _axes_used(spec_of(array))}
-    return axes if linear and not others and divided.isdisjoint(axes) else frozenset()
+    # Each device adds up its own part of the summands: that is one of all parts' sums.
+    return axes | contracted if linear and not others and divided.isdisjoint(axes) else frozenset()
 
 
 def _axes_used(spec: PartitionSpec) -> list[str]:
