@@ -439,13 +439,16 @@ def rewritten(equation: JaxprEqn, rewrite: Callable[[JaxprEqn], JaxprEqn]) -> Ja
     return rewrite(equation)
 
 
-def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
+def without_calls(
+    closed: ClosedJaxpr, called: Callable[[JaxprEqn], ClosedJaxpr | None] = called_jaxpr
+) -> ClosedJaxpr:
     """A jaxpr with the equations of those that it merely calls.
 
     Each has its own source lines, or those of the call where none of its own are the user's.
 
     Args:
         closed: the jaxpr.
+        called: the jaxpr that is put in the place of an equation; None for one that stays.
 
     Returns:
         The jaxpr, without calls.
@@ -461,7 +464,7 @@ def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
             if call is not None and not source_lines(equation):
                 equation = equation.replace(source_info=call.source_info)
             operands = [read(atom) for atom in equation.invars]
-            inner = called_jaxpr(equation)
+            inner = called(equation)
             if inner is None:
                 made = [_renewed(each) for each in equation.outvars]
                 equations.append(equation.replace(invars=operands, outvars=made))

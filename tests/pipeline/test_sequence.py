@@ -23,7 +23,7 @@ def attend(x: jax.Array) -> jax.Array:
     return hetjax.attention(heads, heads, heads, causal=True).reshape(x.shape)
 
 
-def program_of(inner: Any, **more: np.ndarray) -> Program:
+def program_of(inner: Any, *, divides_sequences: bool = False, **more: np.ndarray) -> Program:
     """A model that embeds tokens, computes something, attends, and predicts the next token."""
 
     def loss(parameters: Any, batch: Any) -> jax.Array:
@@ -35,7 +35,7 @@ def program_of(inner: Any, **more: np.ndarray) -> Program:
 
     parameters = {"embedding": np.ones((VOCABULARY, WIDTH), np.float32), **more}
     batch = {"tokens": jax.ShapeDtypeStruct((3, LENGTH + 1), np.dtype(np.int32))}
-    return trace(loss, parameters, batch)
+    return trace(loss, parameters, batch, divides_sequences=divides_sequences)
 
 
 def names_of(program: Program, places: Any) -> list[str]:
@@ -192,3 +192,61 @@ def test_attention_that_is_written_out_in_a_scan_over_blocks_is_found():
     found = token_dimensions(program).values
     attentions = [step for step in program.steps if step.name == "attention"]
     assert [found[step.outputs[0]] for step in attentions] == [1, 1, 1]
+
+
+def block_names(program: Program) -> list[str]:
+    return [step.name for step in program.steps]
+
+
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_an_attention_in_a_checkpointed_region_is_a_step_of_its_own(is_scanned: bool):
+    """A plan says itself what is made again."""
+
+    def block(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return x + attend(jnp.tanh(x @ weight))
+
+    def inner(x: jax.Array, parameters: Any) -> jax.Array:
+        again = jax.checkpoint(block)
+        if is_scanned:
+            return jax.lax.scan(lambda h, w: (again(h, w), None), x, parameters["blocks"])[0]
+        for weight in parameters["blocks"]:
+            x = again(x, weight)
+        return x
+
+    blocks = np.ones((3, WIDTH, WIDTH), np.float32)
+    program = program_of(inner, divides_sequences=True, blocks=blocks)
+    assert block_names(program).count("attention") == 4
+    token_dimensions(program)
+
+
+def test_a_checkpointed_region_without_attention_stays():
+    def inner(x: jax.Array, parameters: Any) -> jax.Array:
+        return jax.checkpoint(lambda x: jnp.tanh(jnp.sin(x)))(x)
+
+    program = program_of(inner, divides_sequences=True)
+    assert [name for name in block_names(program) if name in ("checkpoint", "remat2", "remat")]
+    token_dimensions(program)
+
+
+def test_an_attention_in_a_function_with_a_rule_of_its_own_is_refused():
+    @jax.custom_vjp
+    def own(x: jax.Array) -> jax.Array:
+        return attend(x)
+
+    own.defvjp(lambda x: (attend(x), None), lambda _, given: (given,))
+    program = program_of(lambda x, parameters: own(x), divides_sequences=True)
+    with pytest.raises(InputError, match=r"stands in a custom_vjp_call at .*test_sequence"):
+        token_dimensions(program)
+
+
+def test_tokens_that_a_call_hands_on_are_followed():
+    """As segment numbers that go through a checkpointed block."""
+
+    def inner(x: jax.Array, parameters: Any) -> jax.Array:
+        made, same = jax.checkpoint(lambda x: (jnp.tanh(jnp.sin(x)), x))(x)
+        return made + same
+
+    program = program_of(inner, divides_sequences=True)
+    region = next(s for s in program.steps if s.name in ("checkpoint", "remat2", "remat"))
+    found = token_dimensions(program)
+    assert {found.values[value] for value in region.outputs} == {1}

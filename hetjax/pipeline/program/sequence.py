@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from hetjax import _compat
@@ -47,11 +48,11 @@ def token_dimensions(program: Program) -> TokenDimensions:
         InputError: there is no attention, one stands in a loop that is a single step, or something
             depends on the order of the tokens; the message has the equation and its line.
     """
+    for step in program.steps:
+        _check_step(step)
     equations = [
         each for place, step in enumerate(program.steps) for each in _equations(place, step)
     ]
-    for each in equations:
-        _check_bodies(each)
     seeds = [seed for each in equations for seed in _attended(each)]
     if not seeds:
         raise InputError(
@@ -94,14 +95,15 @@ class _Equation:
         return lines[0] if lines else "an unknown line"
 
 
-def _check_bodies(each: _Equation) -> None:
-    """Check that no attention stands in a loop or a conditional that is one step."""
-    if each.equation is None or not holds_jaxprs(each.equation):
+def _check_step(step: Step) -> None:
+    """Check that no attention stands in a step that is more than itself, as a loop or a region."""
+    if step.equation is None:
         return
-    line = _attention_line(_compat.inner_jaxprs(each.equation))
+    line = _attention_line(_compat.inner_jaxprs(step.equation))
     if line is not None:
+        where = (*_compat.source_lines(step.equation), "an unknown line")[0]
         raise InputError(
-            f"loss: an attention at {line} stands in a {each.name} at {each.line} that is one "
+            f"loss: an attention at {line} stands in a {step.name} at {where} that is one "
             f"step, so members cannot share its context; allowed: blocks one after another, or a "
             f"scan over their stacked parameters, whose iterations are steps of their own"
         )
@@ -142,11 +144,12 @@ def _inside(
         variable: Constant(value)
         for variable, value in zip(inner.jaxpr.constvars, inner.consts, strict=True)
     }
-    known |= {
-        variable: result
-        for variable, result in zip(inner.jaxpr.outvars, results, strict=True)
-        if not isinstance(variable, _compat.Literal) and variable not in known
-    }
+    passed_on = []
+    for variable, result in zip(inner.jaxpr.outvars, results, strict=True):
+        if isinstance(variable, _compat.Literal) or variable in known:
+            passed_on.append((variable, result))
+        else:
+            known[variable] = result
 
     def read(atom: Any) -> Any:
         if isinstance(atom, _compat.Literal):
@@ -156,6 +159,13 @@ def _inside(
     for each in inner.jaxpr.eqns:
         taken, made = [*map(read, each.invars)], [*map(read, each.outvars)]
         yield from _inside(place, each, taken, made, (*calls, equation))
+    for variable, result in passed_on:
+        (copy,) = jax.make_jaxpr(jnp.copy)(jax.ShapeDtypeStruct(*_shape(variable))).eqns
+        yield _Equation(place, "copy", copy, (read(variable),), (result,), (*calls, equation))
+
+
+def _shape(variable: Any) -> tuple[tuple[int, ...], Any]:
+    return variable.aval.shape, variable.aval.dtype
 
 
 def _whole_numbers(equations: Sequence[_Equation], program: Program) -> set[Any]:

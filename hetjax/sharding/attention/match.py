@@ -2,8 +2,9 @@
 
 What is found: a product of queries and keys, scaled, masked, a softmax, and a product with values,
 as `jax.nn.dot_product_attention`, `flax.nnx.dot_product_attention` or a person writes it; in loops,
-branches and checkpointed regions too. A softmax between two products in which there is anything
-else is refused, with the line and the reason.
+branches and checkpointed regions too. The last are opened: where attention is shared, the plan says
+what is made again. A softmax between two products in which there is anything else is refused, with
+the line and the reason.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from hetjax.sharding.attention.plain_attention import (
     UnknownAttentionError,
     plain_attention,
 )
+from hetjax.sharding.attention.primitive import ATTENTION
 from hetjax.sharding.attention.softmax_chain import (
     OF_WEIGHTS,
     Followed,
@@ -115,7 +117,7 @@ def match_attention(program: _compat.ClosedJaxpr) -> MatchedProgram:
 
 
 def _matched(program: _compat.ClosedJaxpr, found: list[FoundAttention]) -> _compat.ClosedJaxpr:
-    flat = _compat.without_calls(program)
+    flat = _compat.without_calls(program, _opened)
     walk = _Walk(flat)
     equations: list[_compat.JaxprEqn] = []
     consts = list(zip(flat.jaxpr.constvars, flat.consts, strict=True))
@@ -138,6 +140,22 @@ def _matched(program: _compat.ClosedJaxpr, found: list[FoundAttention]) -> _comp
     variables, values = zip(*consts, strict=True) if consts else ((), ())
     jaxpr = flat.jaxpr.replace(constvars=list(variables), eqns=equations)
     return _compat.without_dead_equations(_compat.ClosedJaxpr(jaxpr, list(values)))
+
+
+def _opened(equation: _compat.JaxprEqn) -> _compat.ClosedJaxpr | None:
+    """What stands for a call, or for a checkpointed region that attends."""
+    region = _compat.checkpointed_jaxpr(equation)
+    if region is None:
+        return _compat.called_jaxpr(equation)
+    return region if _attends(_matched(region, []).jaxpr) else None
+
+
+def _attends(jaxpr: _compat.Jaxpr) -> bool:
+    """Whether there is an attention in a jaxpr, or in what it calls."""
+    return any(
+        equation.primitive is ATTENTION or any(map(_attends, _compat.inner_jaxprs(equation)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _inside(equation: _compat.JaxprEqn, found: list[FoundAttention]) -> _compat.JaxprEqn:
