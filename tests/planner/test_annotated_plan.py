@@ -238,3 +238,13 @@ def test_devices_that_are_of_no_stage_are_refused():
     found = refusal(only(BOTH), loss=loss_of(ONE))
     assert "which makes these a stage; no stage is on [1]" in found
     assert "no slice of cluster 'two by four'" in refusal(only(HSharding((group(9),))))
+
+
+def test_parameters_of_two_stages_in_one_operation_are_refused():
+    def loss(parameters: Any, batch: Any) -> Any:
+        x = batch["x"] @ parameters["first"]
+        return jnp.mean((x @ (parameters["second"][:, :4] + parameters["third"])) ** 2)
+
+    found = refusal(only(ONE, ONE, OTHER), loss=loss)
+    assert re.search(r"'second', used at .*, is on devices \[0\], and .*'third', used at", found)
+    assert "all that one operation uses on the same devices" in found

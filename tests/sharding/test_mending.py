@@ -304,3 +304,41 @@ def test_a_sum_over_examples_of_what_is_a_sum_over_features_loses_neither(
     given = [on_four(), on_four(None, "tensor"), on_four(*divided)]
     found, _ = run(function, inputs, given, mend=True, sums_stay=sums_stay)
     check(found, function(*inputs))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.expand_dims(x, 2) * 2.0,
+        lambda x: x.reshape(6, 4, 1) * 2.0,
+        lambda x: jnp.broadcast_to(x[:, :, None], (6, 4, 3)) * 2.0,
+        lambda x: jax.lax.slice(x[:, :, None] * jnp.ones(3), (0, 0, 1), (6, 4, 3)),
+    ],
+    ids=["expand_dims", "reshape", "broadcast", "slice"],
+)
+def test_ranges_of_several_dimensions_change_all_of_their_sizes(function):
+    alone = tuple(Subgroup((device,), (), P()) for device in range(4))
+    ranges = tuple((rows, columns) for rows in ((0, 2), (2, 6)) for columns in ((0, 3), (3, 4)))
+    (x,) = drawn((6, 4))
+    found, specialized = run(function, [x], [HSharding(alone, hdim=(0, 1), ranges=ranges)])
+    check(found, function(x))
+    assert not list(specialized.program.moves)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, u: jnp.tile(x, (1, 2)) + 0 * jnp.sum(u),
+        lambda x, u: x.at[jnp.asarray([4, 1])].subtract(u),
+    ],
+    ids=["tile", "subtract"],
+)
+def test_what_jax_has_since_0_10_is_divided(function):
+    rows = HSharding((TWO, ONE), 0, (4, 2))
+    columns = HSharding((TWO.with_spec(P(None, "tensor")), ONE), 1, (4, 2))
+    inputs = drawn((6, 6), (2, 6))
+    tiles = jax.make_jaxpr(function)(*inputs).jaxpr.eqns
+    lies = rows if any(each.primitive.name == "tile" for each in tiles) else columns
+    found, specialized = run(function, inputs, [lies, lies if lies is columns else None])
+    check(found, function(*inputs))
+    assert not list(specialized.program.moves)

@@ -20,7 +20,7 @@ FREE = frozenset(
     """
     broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice
     dynamic_update_slice concatenate pad rev iota copy convert_element_type bitcast_convert_type
-    stop_gradient gather random_wrap random_unwrap hetjax_constraint hetjax_region
+    stop_gradient gather tile random_wrap random_unwrap hetjax_constraint hetjax_region
     """.split()
 )
 
@@ -32,7 +32,7 @@ REPEATABLE = frozenset(
     div eq erf exp exp2 expand_dims expm1 floor ge gt hetjax_constraint integer_pow iota
     is_finite le log log1p logistic lt max min mul ne neg not or pad pow real
     reduce_precision rem reshape rev round rsqrt select_n sign sin slice sqrt square squeeze
-    stop_gradient sub tanh transpose xor
+    stop_gradient sub tanh tile transpose xor
     """.split()
 )
 

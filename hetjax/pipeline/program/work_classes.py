@@ -32,14 +32,18 @@ KNOTS = (8, 16, 32, 64, 128, 256, 512)
 CONVOLVED, MOVED, WINDOWS, INDEXED = "convolved", "moved", "windows", "indexed"
 REDUCED, ARITHMETIC = "reduced", "arithmetic"
 
-_MOVED = frozenset("transpose rev pad slice concatenate dynamic_slice dynamic_update_slice".split())
+_MOVED = frozenset(
+    "transpose rev pad tile slice concatenate dynamic_slice dynamic_update_slice".split()
+)
 _WINDOWS = frozenset(
     """
     select_and_scatter_add select_and_scatter reduce_window reduce_window_max reduce_window_min
     reduce_window_sum select_and_gather_add cumsum cummax cummin cumprod cumlogsumexp sort top_k
     """.split()
 )
-_INDEXED = frozenset("gather scatter scatter-add scatter-mul scatter-min scatter-max".split())
+_INDEXED = frozenset(
+    "gather scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split()
+)
 _REDUCED = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split()
 )

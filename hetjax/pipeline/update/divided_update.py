@@ -238,15 +238,17 @@ def _means(parameters: Sequence[Any], gradients: Sequence[Any], count: Any) -> l
 def _metrics(means: Sequence[Any], total: Any, count: Any) -> tuple[Any, Any, Any]:
     """The mean loss, the norm of the gradients that there are, and the squared norm of each."""
     there = [mean for mean in means if mean is not None]
-    wide = max((accumulator_dtype(mean.dtype) for mean in there), key=lambda each: each.itemsize)
+    summed = (np.dtype(jnp.finfo(accumulator_dtype(mean.dtype)).dtype) for mean in there)
+    wide = max(summed, key=lambda each: each.itemsize)
     none = jnp.zeros((), wide)
-    squares = [none if mean is None else _squared_norm(mean.astype(wide)) for mean in means]
+    squares = [none if mean is None else _squared_norm(mean, wide) for mean in means]
     squared = sum(s for s, mean in zip(squares, means, strict=True) if mean is not None)
     return total.astype(count.dtype) / count, jnp.sqrt(squared), jnp.stack(squares)
 
 
-def _squared_norm(array: Any) -> Any:
+def _squared_norm(array: Any, wide: np.dtype) -> Any:
     """As `optax.tree.norm` has it: what an optimizer clips by is then the same sum."""
+    array = array.astype(np.result_type(wide, np.complex64) if jnp.iscomplexobj(array) else wide)
     return jnp.sum(jnp.square(jnp.real(array)) + jnp.square(jnp.imag(array)))
 
 

@@ -74,7 +74,8 @@ def find_stages(program: Program, given: InputAnnotations) -> tuple[AnnotatedSta
         The stages, in order.
 
     Raises:
-        InputError: nothing names a stage, or the program comes back to a stage that it has left.
+        InputError: nothing names a stage, the program comes back to a stage that it has left, or
+            one operation uses what is on two stages.
 
     Source: Hetu v2, section 5.4.
     """
@@ -152,6 +153,12 @@ def _check_devices(uses: Sequence[AnnotatedUse], runs: Sequence[Sequence[Annotat
 
 def _cut_between(program: Program, last: AnnotatedUse, first: AnnotatedUse) -> int:
     """Where the program is cut between two stages: where least is sent, as late as may be."""
+    if first.start < last.stop:
+        raise InputError(
+            f"annotations: {last.what}, is on devices {sorted(last.devices)}, and {first.what}, on "
+            f"{sorted(first.devices)}: they are used together, and nothing says in which of two "
+            f"stages; allowed: all that one operation uses on the same devices"
+        )
     return min(
         range(first.start, last.stop - 1, -1),
         key=lambda position: sum(map(num_bytes, crossing_values(program, position))),

@@ -21,7 +21,7 @@ from hetjax.sharding.deduction.signatures import signature_of
 
 LEADERS = frozenset(
     """
-    attention linear_cross_entropy dot_general conv_general_dilated gather scatter-add
+    attention linear_cross_entropy dot_general conv_general_dilated gather scatter-add scatter-sub
     """.split()
 )
 """The operations that choose how their work is divided; others follow what they read."""

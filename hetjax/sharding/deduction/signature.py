@@ -59,18 +59,30 @@ class Signature:
     resized: Callable[[int, int], Mapping[str, Any]] = field(default=lambda name, size: {})
     located: Callable[[Mapping[int, tuple[int, int]]], Mapping[str, Any]] | None = None
 
-    def located_params(self, ranges: Mapping[int, tuple[int, int]]) -> Mapping[str, Any]:
+    def located_params(
+        self, ranges: Mapping[int, tuple[int, int]], params: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         """What replaces parameters where ranges of labels are computed.
 
         Args:
             ranges: by label, its start and its end.
+            params: the parameters of the equation.
         """
         if self.located is not None:
             return self.located(ranges)
         found: dict[str, Any] = {}
         for name, (start, stop) in ranges.items():
-            found |= self.resized(name, stop - start)
+            for each, value in self.resized(name, stop - start).items():
+                before, whole = found.get(each), params[each]
+                # Of sizes, each label changes its own.
+                found[each] = value if before is None else _merged(whole, before, value)
         return found
+
+
+def _merged(whole: Sequence[Any], before: Sequence[Any], after: Sequence[Any]) -> tuple[Any, ...]:
+    """Sizes of which some were changed before, and others are changed now."""
+    sizes = zip(whole, before, after, strict=True)
+    return tuple(old if new == unchanged else new for unchanged, old, new in sizes)
 
 
 Rule = Callable[[_compat.JaxprEqn], Signature]

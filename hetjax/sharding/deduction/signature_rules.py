@@ -93,6 +93,14 @@ def broadcast_in_dim_rule(equation: _compat.JaxprEqn) -> Signature:
     return Signature((operand,), (result,), linear=(frozenset({0}),), resized=resized)
 
 
+def tile_rule(equation: _compat.JaxprEqn) -> Signature:
+    """Dimensions that are not repeated may be divided."""
+    labels = tuple(
+        Label(place) if count == 1 else None for place, count in enumerate(equation.params["reps"])
+    )
+    return Signature((labels,), (labels,), linear=(frozenset({0}),))
+
+
 def reshape_rule(equation: _compat.JaxprEqn) -> Signature:
     """Of dimensions that are merged or split, the first can be divided."""
     (before,), (after,) = shapes_of(equation.invars[:1]), shapes_of(equation.outvars)

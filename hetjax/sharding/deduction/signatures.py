@@ -92,6 +92,7 @@ FAMILIES: tuple[Family, ...] = (
         "dimensions of the operand that are not repeated",
         "the operand",
     ),
+    Family(("tile",), rules.tile_rule, "dimensions that are not repeated", "the operand"),
     Family(
         ("reshape",),
         rules.reshape_rule,
@@ -196,7 +197,7 @@ FAMILIES: tuple[Family, ...] = (
         "the operand, unless what is out of bounds is filled with a value",
     ),
     Family(
-        ("scatter-add",),
+        ("scatter-add", "scatter-sub"),
         rules.scatter_add_rule,
         "as a gather; over dimensions of the indices the result is a partial sum",
         "the operand, which counts once, and the updates together",

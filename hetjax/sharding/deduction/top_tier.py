@@ -119,7 +119,8 @@ def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[
     """
     passed = shares_passed(node.equation, node.signature, tops)
     if passed.located:
-        resized = tuple(node.signature.located_params(each) for each in passed.located)
+        params = node.equation.params
+        resized = tuple(node.signature.located_params(each, params) for each in passed.located)
         return replace(node, resized=resized), passed.results
     if passed.label is None:
         return replace(node, taken=passed.taken) if passed.taken else node, passed.results
