@@ -153,6 +153,24 @@ def barrier_primitive(name: str) -> core.Primitive:
     return primitive
 
 
+_COMPILED: dict[core.Primitive, Callable[..., Any]] = {}
+"""What each primitive of `compiled_primitive` is compiled as on most platforms."""
+
+
+def is_compiled(equation: JaxprEqn) -> bool:
+    """Whether an equation's primitive is one of `compiled_primitive`."""
+    return equation.primitive in _COMPILED
+
+
+def compiled_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
+    """What an equation is compiled as on most platforms; None for any primitive of JAX's own."""
+    if not is_compiled(equation):
+        return None
+    function = _COMPILED[equation.primitive]
+    shapes = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+    return jax.make_jaxpr(lambda *operands: function(*operands, **equation.params))(*shapes)
+
+
 def compiled_primitive(
     name: str,
     shapes: Callable[..., Sequence[Any]],
@@ -185,6 +203,7 @@ def compiled_primitive(
         results = primitive.bind(*moved, **params)
         return results, [axis] * len(results)
 
+    _COMPILED[primitive] = compiled[None]
     primitive.def_impl(lambda *operands, **params: computed(tuple(params.items()))(*operands))
     primitive.def_abstract_eval(shapes)
     batching.primitive_batchers[primitive] = batch

@@ -17,13 +17,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Gives a temporary path to write to, and renames it to `path` if the block succeeds.
 
     Readers see the old file or the new one, never half of one. The folder is made where it is
-    not there.
+    not there; of a link it is the file that it leads to.
 
     Args:
         path: the file to write.
 
     Yields:
         A path in the same folder; it is removed if the block raises.
+
+    Raises:
+        InputError: it is there, and is no file: a device would be replaced for all who use it.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -32,9 +35,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         ...     Path(f"{folder}/figures.txt").read_text()
         'whole'
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    _check_regular(target, str(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    # Of a fixed length: names may be as long as the file system has them.
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".hetjax-")
     os.close(handle)
     temporary = Path(name)
     try:
@@ -54,7 +59,7 @@ def check_writable(path: str | os.PathLike[str], what: str) -> None:
         what: the option that names it.
 
     Raises:
-        InputError: it is a folder, or its folder cannot be made or written to.
+        InputError: it is a folder or a device, or its folder cannot be made or written to.
 
     Example:
         >>> check_writable("/dev/null/a", "--out")
@@ -65,6 +70,8 @@ def check_writable(path: str | os.PathLike[str], what: str) -> None:
     target = Path(path)
     if target.is_dir():
         raise InputError(f"{what} {path} cannot be written: it is a folder; name a file")
+    target = Path(os.path.realpath(target))
+    _check_regular(target, f"{what} {path}")
     folder = _nearest(target.absolute().parent)
     if not folder.is_dir():
         raise InputError(f"{what} {path} cannot be written: {folder} is no folder")
@@ -91,6 +98,11 @@ def check_folder(path: str | os.PathLike[str], what: str) -> None:
     if not there.is_dir():
         raise InputError(f"{what} {path}: {there} is a file, not a folder")
     _check_takes_files(there, f"{what} {path}: {there} cannot be written to")
+
+
+def _check_regular(target: Path, named: str) -> None:
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise InputError(f"{named} cannot be written: it is no regular file; name another one")
 
 
 def _nearest(place: Path) -> Path:

@@ -148,7 +148,10 @@ def compare_kinds(
             told(min(count, total), total, operator.name)
             if has_nonfinite(expected) and not has_nonfinite(operands):
                 origins.setdefault(operator.number, operator)
-            found.extend(difference(operator, operands, expected, other, place) for other in others)
+            found.extend(
+                difference(operator, operands, expected, other, place, tolerance)
+                for other in others
+            )
         return expected
 
     evaluate(program.block, [reference.put(each) for each in inputs], visit)
@@ -161,6 +164,7 @@ def difference(
     expected: Sequence[Any],
     other: KindDevice,
     place: Place = (),
+    tolerance: float = TOLERANCE,
 ) -> OperatorDifference:
     """Run an operator on a kind with the reference's operands, and compare.
 
@@ -170,12 +174,13 @@ def difference(
         expected: the reference's results.
         other: the kind.
         place: which iteration of its loops it is.
+        tolerance: the largest error that is rounding.
 
     Returns:
         How far it is off.
     """
     found = other.give(operator, [other.put(each) for each in operands])
-    error = operator_error(operator, operands, expected, found)
+    error = operator_error(operator, operands, expected, found, tolerance)
     is_overflow = has_nonfinite(found) and not has_nonfinite(expected)
     return OperatorDifference(other.kind.name, operator, error, place, is_overflow)
 

@@ -18,7 +18,11 @@ TOLERANCE = 1e-3
 
 
 def operator_error(
-    operator: Operator, operands: Sequence[Any], expected: Sequence[Any], found: Sequence[Any]
+    operator: Operator,
+    operands: Sequence[Any],
+    expected: Sequence[Any],
+    found: Sequence[Any],
+    tolerance: float = TOLERANCE,
 ) -> float:
     """The error of an operator's results, relative to the scale of the reference's.
 
@@ -33,13 +37,15 @@ def operator_error(
         operands: what it was given.
         expected: the reference's results.
         found: the other kind's.
+        tolerance: the largest error that is rounding; of what is far below it, the order of adding
+            is not looked at.
 
     Returns:
         The error; infinite where one is finite and the other is not.
     """
     errors = [_error(host_array(a), host_array(b)) for a, b in zip(expected, found, strict=True)]
     worst = max(errors, default=0.0)
-    if not TOLERANCE / 100 < worst < math.inf or operator.name not in _TERMS:
+    if not tolerance / 100 < worst < math.inf or operator.name not in _TERMS:
         return worst
     slack = _of_order(operator, operands)
     pairs = zip(expected, found, strict=True)
@@ -65,6 +71,8 @@ def _error(expected: np.ndarray, found: np.ndarray, slack: np.ndarray | float = 
     if not jnp.issubdtype(expected.dtype, jnp.inexact):
         return float(np.mean(expected != found))
     info = jnp.finfo(expected.dtype)
+    # Devices make 0 of what is below float32's normal numbers, but compute float16's in float32.
+    least = float(info.tiny if info.minexp <= _FLUSHED else info.smallest_subnormal)
     a, b = _wide(expected), _wide(found)
     finite = np.isfinite(a)
     if not np.array_equal(finite, np.isfinite(b)):
@@ -77,9 +85,13 @@ def _error(expected: np.ndarray, found: np.ndarray, slack: np.ndarray | float = 
     a, b = a[finite], b[finite]
     size = np.abs(a)
     slack = np.broadcast_to(slack, expected.shape)[finite]
-    rounding = np.maximum(float(info.eps) * size, slack) + float(info.tiny)
+    rounding = np.maximum(float(info.eps) * size, slack) + least
     excess = float(np.max(np.abs(a - b) - rounding))
-    return max(excess, 0.0) / max(float(size.max()), float(info.tiny))
+    return max(excess, 0.0) / max(float(size.max()), least)
+
+
+_FLUSHED = -126
+"""The exponent of float32's least normal number, which bfloat16 has, too."""
 
 
 def _of_order(operator: Operator, operands: Sequence[Any]) -> np.ndarray:
@@ -89,14 +101,23 @@ def _of_order(operator: Operator, operands: Sequence[Any]) -> np.ndarray:
     a unit in the last place; errors of either sign add up like a walk at random.
     """
     magnitudes = [
-        jnp.abs(each) if jnp.issubdtype(jnp.result_type(each), jnp.floating) else each
+        _magnitudes(each) if jnp.issubdtype(jnp.result_type(each), jnp.floating) else each
         for each in operands
     ]
-    total = host_array(_compat.bind(operator.equation, magnitudes)[0])
+    params = dict(operator.equation.params)
+    if params.get("preferred_element_type") is not None:
+        params["preferred_element_type"] = jnp.result_type(*magnitudes)
+    total = host_array(_compat.bind_with(operator.equation, params, magnitudes)[0])
     # Products are summed in float32 at least, other sums in their own dtype.
-    summed = _wide(total).dtype if operator.name in PRODUCTS else total.dtype
+    summed = total.dtype if operator.name in PRODUCTS else operator.given[0].dtype
     terms = max(1, _TERMS[operator.name](operator))
-    return _wide(total) * (float(jnp.finfo(summed).eps) * math.sqrt(terms) / 2)
+    return total * (float(jnp.finfo(summed).eps) * math.sqrt(terms) / 2)
+
+
+def _magnitudes(value: Any) -> Any:
+    """Magnitudes in a dtype in which their sum is finite."""
+    value = jnp.asarray(value)
+    return jnp.abs(value.astype(jnp.float32) if value.dtype.itemsize < 4 else value)
 
 
 def _product_terms(operator: Operator) -> int:

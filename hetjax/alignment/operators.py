@@ -17,7 +17,12 @@ from hetjax.pipeline.program.traced_program import FlatJaxpr, num_bytes
 PRODUCTS = ("dot_general", "conv_general_dilated")
 """The primitives that multiply matrices."""
 
-_SMALL = frozenset({"reduce", "reduce_window", "scatter", "scatter-add", "scatter_add", "sort"})
+_SMALL = frozenset(
+    """
+    reduce reduce_window sort scatter scatter-add scatter_add scatter-sub scatter-mul scatter-min
+    scatter-max
+    """.split()
+)
 """Operators whose program is that of two numbers, such as the sum of a scatter."""
 
 

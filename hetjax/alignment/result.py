@@ -119,7 +119,10 @@ class Alignment:
             pairs = list(zip(training.losses, self.trainings[0].losses, strict=False))
             steps, overflow = len(pairs), training.overflow
             error = mean_relative_error(*zip(*pairs, strict=True)) if pairs else None
-        fine = None if training is None else _is_fine(error, overflow)
+        fine = None
+        if training is not None:
+            # Beyond what is not finite there is nothing to compare with.
+            fine = self.trainings[0].overflow is None and _is_fine(error, overflow)
         return KindVerdict(
             kind,
             len(named),

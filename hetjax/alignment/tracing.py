@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 
 from hetjax import _compat
 from hetjax.alignment.operators import (
+    PRODUCTS,
     ControlFlow,
     Operator,
     OperatorBlock,
@@ -104,7 +105,7 @@ class _OperatorBuilder:
         is_backward: bool,
         calls: tuple[_compat.JaxprEqn, ...],
     ) -> OperatorBlock:
-        flat = flatten_jaxpr(closed, called=_compat.inlined_jaxpr)
+        flat = flatten_jaxpr(closed, called=_opened)
         entries = tuple(self._entry(step, loops, is_backward, calls) for step in flat.steps)
         return OperatorBlock(flat, entries)
 
@@ -127,11 +128,18 @@ class _OperatorBuilder:
                 for each in _bodies(equation)
             )
             return ControlFlow(equation, blocks)
-        lines = _lines(path)
+        # Inside of attention it is the user's line that tells which.
+        own = [i for i, each in enumerate(path) if _compat.is_compiled(each)]
+        lines = _lines(path[: own[0] + 1] if own else path)
         made = Operator(len(self.operators), equation, is_backward, lines[0], loops=loops)
         self.operators.append(made)
         self.places.append(lines)
         return made
+
+
+def _opened(equation: _compat.JaxprEqn) -> _compat.ClosedJaxpr | None:
+    """What is looked into in the place of an equation: calls, and equations of hetjax's own."""
+    return _compat.inlined_jaxpr(equation) or _compat.compiled_jaxpr(equation)
 
 
 def _bodies(equation: _compat.JaxprEqn) -> tuple[_compat.ClosedJaxpr, ...]:
@@ -167,7 +175,8 @@ def _with_primals(
             if runs:
                 run = runs[len(runs) - 1 - position * len(runs) // len(derived)]
                 named = [each.number for each in run if each.name == operator.name]
-                primal = named if len(named) == 1 else [each.number for each in run]
+                is_told = len(named) == 1 or (named and operator.name in PRODUCTS)
+                primal = named if is_told else [each.number for each in run]
                 found[operator.number] = replace(operator, primal=tuple(primal))
     return found
 

@@ -37,8 +37,10 @@ from hetjax.errors import InputError, shown
 from hetjax.models import Model
 from hetjax.pipeline.program.loss import host_array
 
-_TRAINED_BY = ("optimizer.", "train.seed", "train.batch_size", "train.steps")
-"""The settings that losses depend on, besides the model and the data."""
+_TRAINED_BY = (
+    *("model.", "optimizer.", "train.frozen", "train.seed", "train.batch_size", "train.steps"),
+)
+"""The settings that losses depend on, besides the data."""
 
 
 def align(configuration: Configuration, options: AlignmentOptions, told: Told) -> Alignment:
@@ -192,7 +194,7 @@ class _Run:
 
     @property
     def training_identity(self) -> dict[str, str]:
-        """What losses depend on besides the model."""
+        """What losses depend on besides the operators."""
         configured = dict(settings(self._ingredients.configuration))
         chosen = {n: repr(v) for n, v in configured.items() if n.startswith(_TRAINED_BY)}
         data = json.dumps(self._ingredients.dataset.fingerprint(), sort_keys=True)

@@ -147,7 +147,7 @@ def _holders(shards: Sequence[Shard]) -> str:
 def _draw(annotation: HSharding, shape: tuple[int, ...], cells: Sequence[Cell]) -> Figure:
     from hetjax.report.figure import ShownFigure
 
-    height, width = cells[-1].rows[1], cells[-1].columns[1]
+    height, width = (cells[-1].rows[1], cells[-1].columns[1]) if cells else (1, 1)
     inches = min(_LONGEST_INCHES, max(_SHORTEST_INCHES, _WIDTH_INCHES * height / width))
     figure = ShownFigure(figsize=(_WIDTH_INCHES + 0.5, inches + 0.6), layout="constrained")
     axes = figure.add_subplot()

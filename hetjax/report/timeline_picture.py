@@ -111,7 +111,9 @@ def draw_timeline(
 
     if title:
         x, y = margins["left"] / _WIDTH_INCHES, 1 - 0.17 / total
-        figure.text(x, y, title, fontsize=13, weight="bold", color=_INK, va="top")
+        # Names may have dollars, which Matplotlib takes for mathematics.
+        text = figure.text(x, y, title, fontsize=13, weight="bold", color=_INK, va="top")
+        text.set_parse_math(False)
     events = [event for _, panel in panels for event in panel.events]
     _draw_legend(figure, events, margins["left"], total)
     if path is not None:

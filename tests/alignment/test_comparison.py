@@ -16,6 +16,7 @@ from h2_alignment import adding_backwards
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hetjax
 from hetjax.alignment import (
     AlignedKind,
     Injection,
@@ -27,9 +28,12 @@ from hetjax.alignment import (
     trace_operators,
     train_kind,
 )
+from hetjax.alignment.comparison import Comparison
 from hetjax.alignment.differences import operator_error
 from hetjax.alignment.kinds import check_dtypes
 from hetjax.alignment.operators import PRODUCTS
+from hetjax.alignment.result import Alignment, named_kind
+from hetjax.alignment.training import KindTraining, Overflow
 from hetjax.errors import InputError
 from hetjax.mesh import kind
 from hetjax.models import model_of, recipe
@@ -296,3 +300,65 @@ def test_an_error_cannot_be_put_where_there_is_none():
     whole = next(n for n in range(len(PROGRAM.operators)) if n not in FLOATS)
     with pytest.raises(InputError, match="does not make numbers of floating dtype"):
         Injection(whole, 0.1).check(PROGRAM)
+
+
+def test_what_is_small_in_float16_is_compared_all_the_same():
+    """As backward passes have it: most cotangents are below the least normal number."""
+    operator = product(2, 2, jnp.float16)
+    small, none = np.full((2, 2), 3e-5, np.float16), np.zeros((2, 2), np.float16)
+    assert operator_error(operator, [small, small], [small], [none]) > 0.9
+    larger = np.full((2, 2), 1e-3, np.float16)
+    off = (larger * np.float16(1.06)).astype(np.float16)
+    assert operator_error(operator, [larger, larger], [larger], [off]) > 0.05
+    # A sum of magnitudes that float16 does not have is no excuse.
+    x, w = np.full((2, 2), 200, np.float16), np.full((2, 2), 200, np.float16)
+    x[:, 1] = -200
+    ones = np.ones((2, 2), np.float16)
+    assert operator_error(operator, [x, w], [ones], [2 * ones]) > 0.9
+
+
+def test_the_order_of_adding_is_looked_at_by_the_tolerance():
+    operator = product(1, 4096)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 4096)).astype(np.float32)
+    w = np.ones((4096, 2), np.float32)
+    exact = x.astype(np.float64) @ w
+    near = (exact * (1 + 3e-6)).astype(np.float32)
+    asked = [exact.astype(np.float32)]
+    assert operator_error(operator, [x, w], asked, [near]) > 1e-6
+    assert operator_error(operator, [x, w], asked, [near], tolerance=1e-6) == 0.0
+
+
+def test_attention_of_hetjax_is_looked_into():
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        heads = (x @ w).reshape(2, 5, 2, 4)
+        return jnp.mean(hetjax.attention(heads, heads, heads, causal=True) ** 2)
+
+    program = trace_operators(loss, jnp.ones((8, 8)), jnp.ones((2, 5, 8)))
+    assert not program.opaque
+    products = [each for each in program.operators if each.name == "dot_general"]
+    # Beside those of the model: scores and results, and what goes back from them.
+    assert {each.direction for each in products} == {"forward", "backward"}
+    assert len(products) > 2 + 2
+    assert sum("test_comparison.py" in each.line for each in program.operators) > 100
+    assert not any("sharding" in each.line for each in program.operators)
+    w, x = RNG.normal(size=(8, 8)), RNG.normal(size=(2, 5, 8))
+    inputs = [np.asarray(each, np.float32) for each in (w, x)]
+    found = compare_kinds(program, inputs, FULL, [HALF])
+    assert {each.operator.name for each in found.named()} == {"dot_general"}
+
+
+def test_a_reference_that_overflows_aligns_with_nobody():
+    overflow = Overflow(3, None, (), "the loss")
+    reference = KindTraining("cpu:float32", (1.0, 1.0), overflow)
+    other = KindTraining("same", (1.0, 1.0, 1.0), None)
+    aligned = Alignment(
+        "model",
+        PROGRAM,
+        named_kind(FULL),
+        (named_kind(SAME),),
+        Comparison((), 1e-3),
+        (reference, other),
+    )
+    (verdict,) = aligned.verdicts
+    assert verdict.are_losses_aligned is False

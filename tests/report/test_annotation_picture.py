@@ -49,3 +49,8 @@ def test_an_array_is_drawn_and_written(tmp_path: Path):
     assert (tmp_path / "array.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match="shape: none is given"):
         visualize(array.annotation)
+
+
+def test_an_array_without_elements_has_an_empty_frame():
+    figure = visualize(HSharding((ONE,)), (0, 4))
+    assert not figure.axes[0].texts
