@@ -22,6 +22,8 @@ from hetjax.errors import InputError, shown
 
 if TYPE_CHECKING:
     from hetjax.commands.work_folder import Resumption
+    from hetjax.configuration import Configuration
+    from hetjax.mesh import Cluster
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,16 +91,17 @@ def _train(arguments: argparse.Namespace) -> int:
         check_writers(writers, "train.writers")
 
     from hetjax.commands.devices import check_devices, check_ray_address, configured_cluster
-    from hetjax.mesh import Cluster
 
     if not arguments.dry_run:
         check_ray_address(configuration.runtime)
     doing("looking at the devices")
-    source = plan_file or configured_cluster(configuration.cluster, configuration.runtime)
+    cluster = None
+    if plan_file is not None:
+        cluster = _cluster_of(plan_file, configuration, is_given=arguments.plan is not None)
+    if cluster is None:
+        plan_file = None
+        cluster = configured_cluster(configuration.cluster, configuration.runtime)
     if not arguments.dry_run:
-        from hetjax.planner import Plan
-
-        cluster = source if isinstance(source, Cluster) else Plan.load(source).cluster
         check_devices(cluster, configuration.runtime, play=configuration.cluster.play)
 
     from hetjax.configuration.make import make_ingredients
@@ -109,7 +112,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from hetjax.commands.prepare import parts, prepare
 
     doing("planning")
-    prepared = prepare(ingredients, source)
+    prepared = prepare(ingredients, plan_file or cluster)
 
     from hetjax.commands.run import run
     from hetjax.commands.show import make_console, show_plan
@@ -120,6 +123,18 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return 0
     return run(prepared, console, workdir, resumption)
+
+
+def _cluster_of(path: Path, configuration: Configuration, *, is_given: bool) -> Cluster | None:
+    """The cluster of a plan; None where it is an earlier one's that is there no more."""
+    from hetjax.commands.devices import has_changed
+    from hetjax.planner import Plan
+
+    cluster = Plan.load(path).cluster
+    if is_given or not has_changed(cluster, configuration.cluster, configuration.runtime):
+        return cluster
+    print(f"the cluster has changed since {path} was made: planning anew", file=sys.stderr)
+    return None
 
 
 def _resumption(arguments: argparse.Namespace) -> Resumption:

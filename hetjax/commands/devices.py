@@ -51,6 +51,33 @@ def configured_cluster(settings: ClusterSettings, runtime: RuntimeSettings) -> C
     return Cluster.from_ray()
 
 
+def has_changed(planned: Cluster, settings: ClusterSettings, runtime: RuntimeSettings) -> bool:
+    """Whether there are other devices than a plan was made for.
+
+    Devices that are found are seldom as fast twice, so their kinds and numbers count alone; of
+    those that were measured, their number.
+
+    Args:
+        planned: the cluster that it was made for.
+        settings: which cluster is configured.
+        runtime: where the stages run.
+
+    Raises:
+        InputError: as `configured_cluster` does.
+    """
+    if settings.file is not None:
+        return Cluster.from_file(settings.file) != planned
+    now = configured_cluster(settings.model_copy(update={"measure": False}), runtime)
+    if settings.measure:
+        return now.num_devices != planned.num_devices
+    return _shape(now) != _shape(planned)
+
+
+def _shape(cluster: Cluster) -> list[tuple[str, str, int, int]]:
+    parts = cluster.subclusters
+    return [(each.name, each.kind.name, each.nodes, each.devices_per_node) for each in parts]
+
+
 def check_ray_address(runtime: RuntimeSettings) -> None:
     """Check in a second whether something answers where Ray should be.
 

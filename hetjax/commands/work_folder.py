@@ -37,7 +37,11 @@ class Resumption:
 
 
 _RUN = (CONFIGURATION_FILE, PLAN_FILE, "metrics.jsonl", CHECKPOINTS_FOLDER)
-_PLANNED_BY = ("train.batch_size", "train.microbatches", "cluster.", "model.", "planner.")
+_PLANNED_BY = (
+    *("train.batch_size", "train.microbatches", "train.frozen", "train.tune", "train.beside"),
+    *("runtime.name", "cluster.", "model.", "optimizer.name", "planner."),
+)
+"""The settings that a plan depends on."""
 
 
 def check_work_folder(path: Path, resumption: Resumption) -> None:
@@ -128,8 +132,8 @@ def reusable_plan(path: Path, configuration: Configuration) -> Path | None:
         configuration: that of the run that goes on.
 
     Returns:
-        The plan's file; None where there is none, or the cluster, the model, the batch or what the
-        planner may do has changed since.
+        The plan's file; None where there is none, or the settings of the cluster, the model, the
+        batch, the optimizer or what the planner may do have changed since.
     """
     earlier = earlier_configuration(path)
     if earlier is None or not (path / PLAN_FILE).exists():
