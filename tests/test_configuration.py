@@ -237,6 +237,17 @@ def test_images_are_for_image_models(tmp_path: Path) -> None:
     assert (data.num_examples, data.num_held_out_examples) == (38, 2)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [{"tokenizer": "tokenizer.json"}, {"size": 8, "kind": "text", "paths": ("a",)}],
+    ids=["tokenizer", "size"],
+)
+def test_settings_of_other_data_are_refused(setting: dict[str, Any]) -> None:
+    given_settings = {"kind": "synthetic", **setting}
+    with pytest.raises(InputError, match=r"data\.(tokenizer|size) is given, and data\.kind is"):
+        make_configuration({"data": given_settings})
+
+
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
 def test_learning_rates_rise_then_follow_their_schedule(schedule: str) -> None:
     given_settings = make_configuration(
@@ -263,6 +274,9 @@ def test_optimizers_are_those_of_optax() -> None:
     np.testing.assert_allclose(jnp.asarray(updates), -0.25 * np.ones(4), rtol=1e-6)
     with pytest.raises(InputError, match=r"optimizer\.name 'adamx'; did you mean"):
         make_optimizer(OptimizerSettings(name="adamx"), 10)
+    with pytest.raises(InputError, match=r"'rprop', whose learning rate is always the same"):
+        make_optimizer(OptimizerSettings(name="rprop", schedule="cosine"), 10)
+    make_optimizer(OptimizerSettings(name="rprop", schedule="constant", warmup_steps=0), 10)
     with pytest.raises(InputError, match=r"option of optimizer sgd 'weight_decay'"):
         make_optimizer(OptimizerSettings(name="sgd", weight_decay=0.1), 10)
 

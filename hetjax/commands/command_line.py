@@ -9,6 +9,7 @@ did, at any moment.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,12 @@ LOST_WORKER = 3
 NOT_FINITE = 4
 NOT_WRITTEN = 5
 INTERRUPTED = 130
+
+_OF_FILES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRONG_INPUT),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO), NOT_WRITTEN),
+}
+"""What ends a command with one line where a file or a folder of a person's may not be used."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -139,6 +146,11 @@ def run_command(
         return _fail(error, LOST_WORKER)
     except NonfiniteError as error:
         return _fail(error, NOT_FINITE)
+    except OSError as error:
+        code = _OF_FILES.get(error.errno or 0)
+        if code is None or error.filename is None:
+            raise
+        return _fail(OSError(f"{error.filename}: {error.strerror}"), code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

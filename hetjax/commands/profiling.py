@@ -191,6 +191,13 @@ def _measure_here(
             f"sees {len(devices)}; measure where the devices are, or with runtime.name = 'ray'"
         )
     devices = devices_in_order(cluster, devices)
+    for subcluster in cluster.subclusters:
+        if devices[0].platform == "cpu" and not subcluster.kind.is_processor:
+            raise InputError(
+                f"subcluster {subcluster.name!r} is of {subcluster.kind.name!r}, and this process "
+                f"has host CPU devices, whose times would be kept as that kind's; measure where "
+                f"these devices are"
+            )
     first = 0
     for subcluster in cluster.subclusters:
         measurer = StageMeasurer(measured, devices[first : first + subcluster.devices_per_node])

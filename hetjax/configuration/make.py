@@ -247,8 +247,15 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTra
         if option not in known:
             raise InputError(unknown_name(f"option of optimizer {settings.name}", option, known))
         _check_option(value, parameters[option])
+    rates = learning_rates(settings, steps)
+    if callable(rates) and "Callable" not in str(parameters["learning_rate"].annotation):
+        raise InputError(
+            f"optimizer.name is {settings.name!r}, whose learning rate is always the same, and "
+            f"optimizer.schedule is {settings.schedule!r} with optimizer.warmup_steps = "
+            f"{settings.warmup_steps}; allowed: 'constant' with 0"
+        )
     try:
-        optimizer = factory(learning_rate=learning_rates(settings, steps), **options)
+        optimizer = factory(learning_rate=rates, **options)
     except Exception as error:  # Optax raises what its arithmetic does.
         problem = shown(" ".join(str(error).split()), 200)
         raise InputError(f"optimizer.options is {shown(settings.options)}: {problem}") from None

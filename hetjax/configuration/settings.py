@@ -253,6 +253,14 @@ class ModelSettings(SettingsSection):
         return {name: value for name, value in given.items() if value is not None}
 
 
+_OF_KINDS = {
+    "tokenizer": ("standard_library", "text"),
+    "weights": ("text",),
+    "size": ("synthetic", "shapes"),
+}
+"""The kinds of data that some settings are of."""
+
+
 class DataSettings(SettingsSection):
     """Text, packed to the model's sequence, or labelled images."""
 
@@ -296,6 +304,14 @@ class DataSettings(SettingsSection):
                 f"data.paths is given, and data.kind is {self.kind!r}; it must be 'text' or "
                 f"'images' to read them"
             )
+        for name, kinds in _OF_KINDS.items():
+            if name in self.model_fields_set and self.kind not in kinds:
+                default = type(self).model_fields[name].default
+                if getattr(self, name) != default:
+                    raise InputError(
+                        f"data.{name} is given, and data.kind is {self.kind!r}, which has none; "
+                        f"allowed with {' or '.join(map(repr, kinds))}"
+                    )
         if self.weights is not None and len(self.weights) != len(self.paths):
             raise InputError(
                 f"data.weights has {len(self.weights)} numbers; it must have one for each of the "
@@ -322,7 +338,8 @@ class OptimizerSettings(SettingsSection):
         default=0.1,
         ge=0,
         le=1,
-        description="the last step's share of the learning rate ('cosine' and 'linear')",
+        description="share of the learning rate to which it falls by the end of the last step "
+        "('cosine' and 'linear')",
     )
     weight_decay: float | None = Field(
         default=None, ge=0, description="None for the optimizer's own default"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -224,15 +224,24 @@ def _files_at(path: str) -> Iterable[Path]:
         raise InputError(f"paths names {shown(path, 200)}, and there is no such file or folder")
     if not os.path.isdir(path):
         return [Path(path)]
-    here = Path(path)
-    found = sorted(
-        file
-        for file in here.rglob("*")
-        if os.path.isfile(file) and not any(part[0] == "." for part in file.relative_to(here).parts)
-    )
+    found = sorted(_files_below(Path(path), set()))
     if not found:
         raise InputError(f"paths names the folder {path!r}, which holds no files")
     return found
+
+
+def _files_below(folder: Path, above: Set[object]) -> Iterator[Path]:
+    """The files of a folder and of those in it, whether links lead there or not."""
+    above = {*above, file_identity(folder)}
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise InputError(f"paths: {folder} cannot be read: {error.strerror}") from None
+    for each in (folder / name for name in names if name[0] != "."):
+        if os.path.isfile(each):
+            yield each
+        elif os.path.isdir(each) and file_identity(each) not in above:
+            yield from _files_below(each, above)
 
 
 def _read(file: Path) -> bytes:

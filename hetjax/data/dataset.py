@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from hetjax.data.contents import contents_of
 from hetjax.data.corpus import Corpus, StandardLibrary, Synthetic, TextFiles, file_identity
 from hetjax.data.hashing import example_keys
+from hetjax.data.held_out import HeldOutBatches
 from hetjax.data.packing import PackedTokens
 from hetjax.errors import InputError
 
@@ -137,7 +138,8 @@ class DataSet:
     def fingerprint(self) -> dict[str, str | int | float | bool]:
         """What tells the stream of examples from all others. Reads the text.
 
-        Where files lie, and what they are called, does not matter.
+        Where files lie, and what they are called, does not matter. Of tokens that are more than
+        `hetjax.data.contents.WHOLE_BYTES`, blocks at even distances are read.
 
         Returns:
             By name: the seeds, the sequence, and of each part what it holds and how it is used.
@@ -188,7 +190,7 @@ class DataSet:
             batch["keys"] = example_keys(self.seed, examples)
         return batch
 
-    def held_out_batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+    def held_out_batches(self, batch_size: int) -> Sequence[dict[str, np.ndarray]]:
         """The batches to evaluate on, always the same ones in the same order.
 
         Every batch is whole. Examples that do not fill the last one are left out; where there are
@@ -198,7 +200,8 @@ class DataSet:
             batch_size: examples a batch.
 
         Returns:
-            Batches of ``"tokens"`` alone, int32 [batch_size, sequence + 1].
+            Batches of ``"tokens"`` alone, int32 [batch_size, sequence + 1], each read when it is
+            asked for.
 
         Raises:
             InputError: if nothing is held out, or too little for one example.
@@ -210,9 +213,10 @@ class DataSet:
                 f"held_out_fraction is {fractions}; that is less than one example of "
                 f"{self.sequence + 1} tokens to evaluate on, so raise it or do not evaluate"
             )
-        return (
-            {"tokens": self._stack(self._held_out, np.arange(first, first + batch_size) % held_out)}
-            for first in range(0, max(1, held_out // batch_size) * batch_size, batch_size)
+        return HeldOutBatches(
+            lambda places: {"tokens": self._stack(self._held_out, places)},
+            np.arange(held_out),
+            batch_size,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from hetjax.data.dataset import HELD_OUT_FRACTION
 from hetjax.data.hashing import hash64
+from hetjax.data.held_out import HeldOutBatches
 from hetjax.data.image_sources import ImageFolder, ImageSource, LabelledImages, Shapes
 from hetjax.errors import InputError
 
@@ -135,7 +136,7 @@ class ImageSet:
                 f"held_out_fraction is {self.held_out_fraction:g}; of {self.source.name} that is "
                 f"less than one image to evaluate on, so raise it or do not evaluate"
             )
-        return _Batches(self._read, held_out, batch_size)
+        return HeldOutBatches(self._read, held_out, batch_size)
 
     def __getstate__(self) -> dict[str, Any]:
         """The description alone: what was opened is opened again where it is needed."""
@@ -186,31 +187,6 @@ def _held_out_places(count: int, fraction: float) -> np.ndarray:
     drawn = hash64(0, _HELD_OUT_STREAM, runs[:-1]) % (lengths - halves).astype(np.uint64)
     places = starts[:-1] + halves + drawn.astype(np.int64)
     return places[places < count]
-
-
-@dataclass(frozen=True)
-class _Batches(Sequence[dict[str, np.ndarray]]):
-    """Whole batches of some images, each read when it is asked for.
-
-    Args:
-        read: from places of images to a batch.
-        places: of the images, at least one.
-        batch_size: images a batch.
-    """
-
-    read: Callable[[np.ndarray], dict[str, np.ndarray]]
-    places: np.ndarray
-    batch_size: int
-
-    def __len__(self) -> int:
-        return max(1, len(self.places) // self.batch_size)
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
-        first = index * self.batch_size
-        rows = np.arange(first, first + self.batch_size) % len(self.places)
-        return self.read(self.places[rows])
 
 
 def images(

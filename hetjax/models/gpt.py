@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 from flax import nnx
 
+from hetjax.errors import InputError
 from hetjax.models import checks
 from hetjax.models.blocks import make_blocks, run_blocks
 from hetjax.models.experts import Experts
@@ -83,6 +84,11 @@ class GPTConfig:
         if self.experts:
             checks.positive_integers(self, "experts")
             checks.unrolled(self)
+            if self.blocks < 2:
+                raise InputError(
+                    f"experts is {self.experts}, and blocks is {self.blocks}: every second block "
+                    f"has experts; allowed: 2 blocks or more, or experts = 0"
+                )
         checks.interval(self, "expert_capacity", 0.0, float("inf"))
         checks.interval(self, "expert_balance", 0.0, float("inf"))
         checks.divides(self, "heads", "width")

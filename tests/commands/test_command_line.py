@@ -1,7 +1,14 @@
 """Tests of what all commands share."""
 
+import argparse
+import errno
+import os
 import subprocess
 import sys
+
+import pytest
+
+from hetjax.commands.command_line import NOT_WRITTEN, WRONG_INPUT, Parser, run_command
 
 NOISY = """
 import os
@@ -32,3 +39,24 @@ def test_what_libraries_print_is_not_among_the_figures_of_json():
     found = run(["--json"])
     assert (found.returncode, found.stdout, found.stderr) == (0, "{}\nafter\n", "solving\n")
     assert run([]).stdout == "solving\n{}\nafter\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EACCES, WRONG_INPUT), (errno.ENOSPC, NOT_WRITTEN)]
+)
+def test_a_file_that_may_not_be_used_is_one_line(
+    number: int, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(_: argparse.Namespace) -> int:
+        raise OSError(number, os.strerror(number), "/somewhere/plan.json")
+
+    assert run_command(command, lambda: Parser("hetjax.plan", "Plan."), []) == code
+    assert capsys.readouterr().err == f"error: /somewhere/plan.json: {os.strerror(number)}\n"
+
+
+def test_an_error_of_a_socket_is_not_one_of_a_file() -> None:
+    def command(_: argparse.Namespace) -> int:
+        raise ConnectionResetError(errno.ECONNRESET, "reset")
+
+    with pytest.raises(ConnectionResetError):
+        run_command(command, lambda: Parser("hetjax.plan", "Plan."), [])

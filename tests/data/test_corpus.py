@@ -28,6 +28,14 @@ def test_a_folder_is_read_in_order_without_hidden_files(folder):
     assert TextFiles((str(folder),)).tokens().tobytes() == "abéc".encode()
 
 
+def test_linked_folders_are_read_too_and_circles_end(folder, tmp_path_factory):
+    books = tmp_path_factory.mktemp("books")
+    (books / "e.txt").write_text("e")
+    (folder / "sub" / "books").symlink_to(books)
+    (folder / "sub" / "up").symlink_to(folder)
+    assert TextFiles((str(folder),)).tokens().tobytes() == "abéec".encode()
+
+
 def test_a_file_named_twice_is_read_once(folder):
     paths = (str(folder / "b.txt"), str(folder), str(folder / "sub" / ".." / "b.txt"))
     assert TextFiles(paths).tokens().tobytes() == "béac".encode()
