@@ -65,7 +65,7 @@ from hetjax.runtime import (
     Trainer,
 )
 from hetjax.runtime.checkpoints.saving import check_resumable
-from hetjax.runtime.workers.step_report import exchange_seconds
+from hetjax.runtime.workers.step_report import StepReport, exchange_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -262,15 +262,19 @@ class _Seen:
         steps: all steps.
         timed: those that were timed.
         beside: the timed one by the schedule that stands beside the plan's.
+        reports: of each stage, in the last step by the plan's own schedule.
     """
 
     steps: list[StepDone] = field(default_factory=list)
     timed: list[TimedStep] = field(default_factory=list)
     beside: TimedStep | None = None
+    reports: Sequence[StepReport] = ()
 
     def take(self, done: StepDone, trainer: Trainer) -> None:
         """Note a step that was just done."""
         self.steps.append(done)
+        if done.beside is None:
+            self.reports = trainer.reports
         if done.timed:
             step = TimedStep(trainer.timeline(), exchange_seconds(trainer.reports))
             if done.beside is None:
@@ -369,7 +373,7 @@ def _say_end(
 ) -> None:
     if stop():
         where = "not saved"
-        if workdir is not None and trainer.failed_save is None:
+        if workdir is not None and trainer.steps_done and trainer.failed_save is None:
             where = f"its checkpoint is in {workdir / CHECKPOINTS_FOLDER}"
         say(f"stopped after step {trainer.steps_done}; {where}")
     else:
@@ -408,7 +412,7 @@ def _report(
     if other_time is not None:
         name = plan.pipeline.schedule.name
         say(f"{beside} takes {other_time / step_time:.2f} times as long as {name}")
-    say(live_microbatches(plan, trainer.reports))
+    say(live_microbatches(plan, seen.reports))
     say(
         f"loss {steps[0].metrics.loss:.4f} to {steps[-1].metrics.loss:.4f}, "
         f"{format_rate(ingredients.units_per_step / step_time, f'{ingredients.model.unit}/s')}"
