@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -67,7 +67,7 @@ def write_capture(
     *,
     wanted: Collection[int] | None = None,
     limit: float = LIMIT_BYTES,
-    losses: Sequence[float] = (),
+    losses: Callable[[], Sequence[float]] = tuple,
     training: Mapping[str, str] = MappingProxyType({}),
     told: Told = lambda count, total, what: None,
 ) -> Capture:
@@ -80,7 +80,8 @@ def write_capture(
         reference: the kind.
         wanted: the numbers of the operators to capture; None for all.
         limit: the most bytes of values.
-        losses: of a training on the reference, to be compared with.
+        losses: trains on the reference, once it is known that the values are within the limit, and
+            gives the losses, to be compared with.
         training: what they depend on besides the model, by name.
         told: is told of each operator.
 
@@ -113,7 +114,7 @@ def write_capture(
         reference=named_kind(reference),
         parameters=dict(program.parameters),
         signatures=tuple(each.signature for each in program.operators),
-        losses=tuple(losses),
+        losses=tuple(losses()),
         training=dict(training),
         values=tuple(values.saved),
         operators=tuple(runs),

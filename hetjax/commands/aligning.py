@@ -127,9 +127,17 @@ def _aligned_here(task: _Task, run: _Run) -> Alignment:
     """Kinds of this process, the first of them as the reference; captured where that is wanted."""
     options, program = task.options, task.program
     reference, others = task.kinds[0], task.kinds[1:]
-    trainings = run.train(task.kinds, options.steps)
+    trainings: tuple[KindTraining, ...] = ()
+
+    def losses() -> Sequence[float]:
+        nonlocal trainings
+        trainings = run.train(task.kinds, options.steps)
+        return trainings[0].losses if trainings else ()
+
     capture = None
-    if options.capture is not None:
+    if options.capture is None:
+        losses()
+    else:
         capture = write_capture(
             options.capture,
             program,
@@ -137,7 +145,7 @@ def _aligned_here(task: _Task, run: _Run) -> Alignment:
             reference,
             wanted=options.operators,
             limit=options.limit,
-            losses=trainings[0].losses if trainings else (),
+            losses=losses,
             training=run.training_identity,
             told=task.told,
         )

@@ -21,6 +21,7 @@ from hetjax.alignment.capture_file import (
     read_capture,
 )
 from hetjax.alignment.captures import replay, write_capture
+from hetjax.alignment.operators import occurrences, output_bytes
 from hetjax.errors import InputError
 
 BATCH = {"x": np.ones((2, 3), np.float32), "keys": np.arange(4, dtype=np.uint32).reshape(2, 2)}
@@ -51,7 +52,9 @@ def captured(folder: Path, program: OperatorProgram = PROGRAM, **options: Any) -
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return captured(tmp_path_factory.mktemp("capture"), losses=[2.5, 2.25], training={"seed": "0"})
+    return captured(
+        tmp_path_factory.mktemp("capture"), losses=lambda: [2.5, 2.25], training={"seed": "0"}
+    )
 
 
 def test_a_replay_on_the_same_kind_is_clean_and_names_what_is_off(whole: Path):
@@ -186,3 +189,13 @@ def test_values_of_another_shape_are_refused(tmp_path: Path):
     )
     with pytest.raises(InputError, match=r"value 0 is uint32\[1, 4\], and the model has"):
         replay(folder, read_capture(folder), PROGRAM, [SAME])
+
+
+def test_nothing_is_trained_for_a_capture_that_is_over_its_limit(tmp_path: Path):
+    def losses() -> list[float]:
+        raise AssertionError("it trained")
+
+    given = sum(times * output_bytes(each) for each, times in occurrences(PROGRAM.block))
+    with pytest.raises(InputError, match="--limit is"):
+        captured(tmp_path / "capture", losses=losses, limit=given)
+    assert not (tmp_path / "capture").exists()
