@@ -23,14 +23,14 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str):
-        super().__init__(
-            "".join(
-                each
-                if each.isprintable() or each == "\n"
-                else each.encode("unicode_escape").decode()
-                for each in message
-            )
-        )
+        super().__init__(message if message.isprintable() else _printable(message))
+
+
+def _printable(message: str) -> str:
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
+        for each in message
+    )
 
 
 class DoesNotFitError(InputError):

@@ -118,21 +118,24 @@ def checked_ranges(ranges: object) -> tuple[tuple[tuple[int, int], ...], ...]:
         >>> checked_ranges([[(0, 4), (0, 2)], [(0, 4), (2, 3)]])
         (((0, 4), (0, 2)), ((0, 4), (2, 3)))
     """
-    problem = InputError(
-        f"ranges: {shown(ranges)} is not allowed: for each submesh a start and an end of each "
-        f"dimension, such as (((0, 8), (0, 2)), ((0, 8), (2, 4)))"
-    )
     if not isinstance(ranges, Iterable) or isinstance(ranges, str):
-        raise problem
+        raise _wrong_ranges(ranges)
     found = []
     for each in ranges:
         pairs = tuple(each) if isinstance(each, Iterable) and not isinstance(each, str) else ()
         for pair in pairs:
             ends = tuple(pair) if isinstance(pair, tuple | list) else ()
             if len(ends) != 2 or not all(map(_is_whole, ends)) or not 0 <= ends[0] <= ends[1]:
-                raise problem
+                raise _wrong_ranges(ranges)
         found.append(tuple((int(start), int(stop)) for start, stop in pairs))
     return tuple(found)
+
+
+def _wrong_ranges(ranges: object) -> InputError:
+    return InputError(
+        f"ranges: {shown(ranges)} is not allowed: for each submesh a start and an end of each "
+        f"dimension, such as (((0, 8), (0, 2)), ((0, 8), (2, 4)))"
+    )
 
 
 def checked_sizes(sizes: object) -> tuple[Size, ...]:

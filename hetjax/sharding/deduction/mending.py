@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from hetjax import _compat
 from hetjax.sharding.annotation.annotation import (
     DUPLICATE,
     PARTIAL,
+    HDim,
     HSharding,
     Shard,
     Subgroup,
@@ -29,11 +29,9 @@ from hetjax.sharding.annotation.bounds import overlap, volume
 from hetjax.sharding.deduction.annotated_program import Union, union_of
 from hetjax.sharding.deduction.bottom_tier import OperandError
 from hetjax.sharding.deduction.computing import Annotations, anchor
-from hetjax.sharding.deduction.evaluation import holds_jaxprs
 from hetjax.sharding.deduction.refinement import layout_of, spec_over, written_over
 from hetjax.sharding.deduction.signature import Labels, Signature
-from hetjax.sharding.deduction.signatures import signature_of
-from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, indivisible, top_tier_of, whole_on
+from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, top_tier_of, whole_on
 
 Widths = Mapping[tuple[int, int], Sequence[tuple[int, ...]]]
 """By number of submeshes and size of a dimension, how programs share such dimensions."""
@@ -61,28 +59,33 @@ def widths_of(annotations: Annotations, shapes: Sequence[Any]) -> Widths:
 
 
 def proposals(
-    equation: _compat.JaxprEqn, shapes: Sequence[Any], held: Annotations, widths: Widths
+    signature: Signature,
+    shapes: Sequence[Any],
+    held: Annotations,
+    widths: Widths,
+    *,
+    holds_jaxprs: bool = False,
 ) -> Iterator[Proposal]:
     """Ways in which the operands of an equation could lie.
 
     Args:
-        equation: the equation.
+        signature: the equation's signature, of which only its `form` counts.
         shapes: shape and dtype of its operands, whole.
         held: how each lies; None for one that is known everywhere.
         widths: how dimensions of some sizes are shared elsewhere in the program.
+        holds_jaxprs: whether it is one of JAX's loops and branches.
 
     Yields:
         Proposals, some of which may turn out not to do; first those by which devices lack little.
     """
     if any(annotation is not None and annotation.ranges for annotation in held):
         return
-    signature = signature_of(equation) or indivisible(equation)
     unions = {union_of(annotation): None for annotation in held if annotation is not None}
     found: dict[_Agreed, int] = {}
     for union in unions:
         written = tuple(_over(union, *pair) for pair in zip(held, shapes, strict=True))
         operands = _Operands(signature, union, tuple(s.shape for s in shapes), written)
-        if holds_jaxprs(equation):
+        if holds_jaxprs:
             tops = [_all_whole(held), _as_now(operands)]
         else:
             tops = [_all_whole(held), *_shared(operands, widths), *_summands(operands)]
@@ -108,22 +111,18 @@ def _over(union: Union, annotation: HSharding | None, shape: Any) -> HSharding |
     return written_over(layout, union, shape.shape) or annotation
 
 
+@lru_cache(maxsize=2**12)
+def _by_device(annotation: HSharding | None, shape: tuple[int, ...]) -> Mapping[int, Shard]:
+    """What each device holds of an array; nothing of one that is known everywhere."""
+    return {s.device: s for s in annotation.shards(shape)} if annotation else {}
+
+
 @dataclass(frozen=True)
 class _Operands:
     signature: Signature
     union: Union
     shapes: tuple[tuple[int, ...], ...]
     held: Proposal
-
-    @cached_property
-    def known_specs(self) -> dict[Any, Specs]:
-        """What has been found, by submesh, way to agree, and how much of operands it has."""
-        return {}
-
-    @cached_property
-    def known_lacks(self) -> dict[Any, int]:
-        """How much devices would lack of an operand, by its place, submesh and division."""
-        return {}
 
     @cached_property
     def labels(self) -> dict[int, int]:
@@ -138,8 +137,7 @@ class _Operands:
     @cached_property
     def layouts(self) -> list[Mapping[int, Shard]]:
         """What each device holds of each operand now."""
-        pairs = zip(self.held, self.shapes, strict=True)
-        return [{s.device: s for s in a.shards(shape)} if a else {} for a, shape in pairs]
+        return [_by_device(*pair) for pair in zip(self.held, self.shapes, strict=True)]
 
     def top(self, place: int) -> TopTier:
         """What submeshes share an operand along now; where these are others, nothing."""
@@ -287,7 +285,7 @@ def _with_specs(operands: _Operands, tops: Tops) -> Iterator[tuple[int, tuple[Sp
     """
     variants = list(_variants(operands, tops))
     places = range(len(operands.union))
-    found = [[_specs(operands, tops, place, each) for each in variants] for place in places]
+    found = [_specs_of_all(operands, tops, place, variants) for place in places]
     choices = [
         {each: _lacking(operands, tops, place, each) for each in dict.fromkeys(specs)}
         for place, specs in enumerate(found)
@@ -308,28 +306,26 @@ def _variants(operands: _Operands, tops: Tops) -> Iterator[_Variant]:
             yield _Variant(order, target=target, wholly=True)
 
 
-def _specs(operands: _Operands, tops: Tops, at: int, variant: _Variant) -> Specs:
-    """The shardings inside a submesh by one way to agree."""
-    is_alone = operands.union[at].num_devices == 1
-    if is_alone or not (variant.wholly or operands.is_divided[at]):
-        return tuple(None if top is None else PartitionSpec() for top in tops)
+def _specs_of_all(
+    operands: _Operands, tops: Tops, at: int, variants: Sequence[_Variant]
+) -> list[Specs]:
+    """The shardings inside a submesh, by each way to agree."""
+    group = operands.union[at]
+    whole: Specs = tuple(None if top is None else _WHOLE_SPEC for top in tops)
+    if group.num_devices == 1:
+        return [whole] * len(variants)
     regions = tuple(
         None if top is None else _extent(shape, top, at)
         for shape, top in zip(operands.shapes, tops, strict=True)
     )
-    key = at, variant, regions
-    if key not in operands.known_specs:
-        operands.known_specs[key] = _agreed(operands, regions, at, variant)
-    return operands.known_specs[key]
+    rest = regions, operands.specs_now[at], operands.signature.operands
+    return [
+        _agreed_on(group.axes, each, *rest) if each.wholly or operands.is_divided[at] else whole
+        for each in variants
+    ]
 
 
-def _agreed(
-    operands: _Operands, regions: tuple[tuple[int, ...] | None, ...], at: int, variant: _Variant
-) -> Specs:
-    group = operands.union[at]
-    return _agreed_on(
-        group.axes, variant, regions, operands.specs_now[at], operands.signature.operands
-    )
+_WHOLE_SPEC = PartitionSpec()
 
 
 @lru_cache(maxsize=2**15)  # Most equations are like others before.
@@ -356,23 +352,32 @@ def _lacking(operands: _Operands, tops: Tops, at: int, specs: Specs) -> int:
     for place, (top, spec) in enumerate(zip(tops, specs, strict=True)):
         if top is None or spec is None:
             continue
-        key = place, at, top, spec
-        if key not in operands.known_lacks:
-            operands.known_lacks[key] = _lack(operands, place, at, top, spec)
-        total += operands.known_lacks[key]
+        held, shape = operands.held[place], operands.shapes[place]
+        total += _lack(held, shape, operands.union[at].with_spec(spec), top, at)
     return total
 
 
-def _lack(operands: _Operands, place: int, at: int, top: TopTier, spec: PartitionSpec) -> int:
-    """How many elements of one operand the devices of a submesh would lack."""
+@lru_cache(maxsize=2**15)  # Most equations are like others before.
+def _lack(
+    held: HSharding | None, shape: tuple[int, ...], group: Subgroup, top: TopTier, at: int
+) -> int:
+    """How many elements of an operand the devices of a submesh would lack.
+
+    Args:
+        held: how it lies.
+        shape: its shape.
+        group: how the submesh shall divide what it has.
+        top: what submeshes shall share it along.
+        at: which of them this is.
+    """
     start = sum(top.widths[:at]) if isinstance(top.hdim, int) else 0
     region = tuple(
         (start, start + size) if dimension == top.hdim else (0, size)
-        for dimension, size in enumerate(_extent(operands.shapes[place], top, at))
+        for dimension, size in enumerate(_extent(shape, top, at))
     )
-    total, held = 0, operands.layouts[place]
-    for shard in operands.union[at].with_spec(spec).shards(region):
-        before = held.get(shard.device)
+    total, known = 0, _by_device(held, shape)
+    for shard in group.shards(region):
+        before = known.get(shard.device)
         same = before is not None and (before.summand is None or shard.summand is not None)
         common = overlap(before.bounds, shard.bounds) if before and same else None
         total += volume(shard.bounds) - (volume(common) if common else 0)
@@ -403,8 +408,15 @@ class _Agreed(NamedTuple):
         hdim = top.hdim if len(self.union) > 1 else DUPLICATE
         sizes = top.widths if isinstance(hdim, int) else ()
         pairs = zip(self.union, (each[place] for each in self.specs), strict=True)
-        groups = tuple(group.with_spec(spec or PartitionSpec()) for group, spec in pairs)
-        return HSharding(groups, hdim, sizes)
+        return _made(
+            tuple(group.with_spec(spec or _WHOLE_SPEC) for group, spec in pairs), hdim, sizes
+        )
+
+
+@lru_cache(maxsize=2**14)
+def _made(groups: tuple[Subgroup, ...], hdim: HDim, sizes: tuple[int, ...]) -> HSharding:
+    """An annotation; the same ones are proposed again and again."""
+    return HSharding(groups, hdim, sizes)
 
 
 def _extent(shape: tuple[int, ...], top: TopTier, at: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ the fewest bytes; at the end the cheapest is taken.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -33,14 +33,22 @@ from hetjax.sharding.deduction.computing import (
 )
 from hetjax.sharding.deduction.evaluation import holds_jaxprs
 from hetjax.sharding.deduction.flat_program import FlatEquation, FlatProgram, flat_program
-from hetjax.sharding.deduction.mending import Widths, mended_operand, proposals, widths_of
+from hetjax.sharding.deduction.mending import (
+    Proposal,
+    Widths,
+    mended_operand,
+    proposals,
+    widths_of,
+)
 from hetjax.sharding.deduction.origins import Origins
 from hetjax.sharding.deduction.refinement import refined_together
 from hetjax.sharding.deduction.refusing import refuse
 from hetjax.sharding.deduction.reshard import RESHARD, Resharding
+from hetjax.sharding.deduction.signatures import signature_of
 from hetjax.sharding.deduction.top_tier import (
     WHOLE,
     cotangent_of,
+    indivisible,
     sized,
     top_tier_of,
     without_idle_axes,
@@ -94,12 +102,38 @@ class _Hypothesis:
         origins: how operands of reshards lay.
         done: what is done.
         num_bytes: how many bytes that moves.
+        mark: tells apart what is held: the hashes of its items, joined bit by bit.
     """
 
     held: Mapping[int, tuple[int, ...]]
     origins: Origins
     done: Chain = None
     num_bytes: int = 0
+    mark: int = 0
+
+    def holding(
+        self, changed: Mapping[int, tuple[int, ...]], done: Chain, num_bytes: int
+    ) -> _Hypothesis:
+        """The next one, in which some variables are made, or brought to other layouts."""
+        mark = self.mark
+        for variable, layouts in changed.items():
+            if variable in self.held:
+                mark ^= hash((variable, self.held[variable]))
+            mark ^= hash((variable, layouts))
+        return _Hypothesis({**self.held, **changed}, self.origins, done, num_bytes, mark)
+
+    def without(self, unneeded: Set[int]) -> _Hypothesis:
+        """The same without variables that nothing needs any more."""
+        held = {v: layouts for v, layouts in self.held.items() if v not in unneeded}
+        return replace(self, held=held, mark=self.mark_without(unneeded))
+
+    def mark_without(self, unneeded: Set[int]) -> int:
+        """The mark of `without`."""
+        mark = self.mark
+        for variable in unneeded:
+            if variable in self.held:
+                mark ^= hash((variable, self.held[variable]))
+        return mark
 
 
 class Deducer:
@@ -121,6 +155,7 @@ class Deducer:
         self._fitting: set[Any] = set()
         self._lines: dict[int, str] = {}
         self._choices: dict[Any, tuple[tuple[int, ...], ...]] = {}
+        self._proposals: dict[Any, tuple[Proposal, ...]] = {}
         self._bytes: dict[Any, int | None] = {}
         # How variables were made; of several hypotheses the last, for messages about one alone.
         self._made: dict[int, int] = {}
@@ -167,9 +202,8 @@ class Deducer:
         for hypothesis in hypotheses:
             try:
                 for after in self._successors(hypothesis, flat):
-                    held = {v: ls for v, ls in after.held.items() if v not in unneeded}
-                    after = _Hypothesis(held, after.origins, after.done, after.num_bytes)
-                    key = frozenset(held.items()), after.origins.key()
+                    # One of few who lie alike is kept: two that are taken for alike cost bytes.
+                    key = after.mark_without(unneeded), after.origins.key()
                     if key not in found or after.num_bytes < found[key].num_bytes:
                         found[key] = after
             except InputError as error:
@@ -177,7 +211,8 @@ class Deducer:
         if not found:
             assert failure is not None, "an equation is computed, or refused"
             raise failure from None
-        return sorted(found.values(), key=lambda h: h.num_bytes)[:MOST_HYPOTHESES]
+        kept = sorted(found.values(), key=lambda h: h.num_bytes)[:MOST_HYPOTHESES]
+        return [each.without(unneeded) for each in kept]
 
     def _successors(self, before: _Hypothesis, flat: FlatEquation) -> Iterator[_Hypothesis]:
         if flat.equation.primitive is RESHARD:
@@ -229,10 +264,17 @@ class Deducer:
         return any(a is not None and a.is_partial and s.size < largest for s, a in held)
 
     def _proposed(self, flat: FlatEquation, layouts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        shapes, held = self._shapes(flat), [self._layouts[number] for number in layouts]
-        found = proposals(flat.equation, shapes, held, self._widths)
-        for proposal in itertools.islice(found, MOST_PROPOSALS):
-            vector = self._taken(flat, tuple(self._number(each) for each in proposal))
+        shapes, equation = self._shapes(flat), flat.equation
+        signature = signature_of(equation) or indivisible(equation)
+        holds = holds_jaxprs(equation)
+        # Of primitives with the same rule: all that is elementwise has one.
+        key = signature.form, holds, layouts, tuple(shape.shape for shape in shapes)
+        if key not in self._proposals:
+            held = [self._layouts[number] for number in layouts]
+            found = proposals(signature, shapes, held, self._widths, holds_jaxprs=holds)
+            self._proposals[key] = tuple(itertools.islice(found, MOST_PROPOSALS))
+        for proposal in self._proposals[key]:
+            vector = self._taken(flat, tuple(map(self._number, proposal)))
             if vector is not None and self._is_possible(flat, layouts, vector):
                 yield vector
 
@@ -448,8 +490,7 @@ class Deducer:
         made = {v: (number,) for v, number in zip(flat.results, results, strict=True)}
         self._made.update(zip(flat.results, results, strict=True))
         done = before.done, EquationDone(flat, layouts, found.node, results)
-        held = {**before.held, **made}
-        return _Hypothesis(held, before.origins, done, before.num_bytes)
+        return before.holding(made, done, before.num_bytes)
 
     def _moved(self, before: _Hypothesis, moved: MoveDone) -> _Hypothesis:
         """A hypothesis after a move."""
@@ -469,7 +510,7 @@ class Deducer:
         if self._is_searched:
             num_bytes += self._bytes_moved(moved.variable, moved.source, moved.destination) or 0
         done = before.done, moved
-        return _Hypothesis({**before.held, moved.result: held}, before.origins, done, num_bytes)
+        return before.holding({moved.result: held}, done, num_bytes)
 
     def _resharded(self, before: _Hypothesis, flat: FlatEquation) -> _Hypothesis:
         resharding: Resharding = flat.equation.params["resharding"]
@@ -494,7 +535,7 @@ class Deducer:
             moved = MoveDone(variable, source, result, number, is_early=resharding.is_early)
             return self._moved(after, moved)
         done = before.done, MoveDone(variable, source, result, number)
-        return replace(after, held={**before.held, result: (number,)}, done=done)
+        return after.holding({result: (number,)}, done, after.num_bytes)
 
 
 def _as_made(hypothesis: _Hypothesis, flat: FlatEquation) -> tuple[int, ...]:

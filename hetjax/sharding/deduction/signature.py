@@ -59,6 +59,11 @@ class Signature:
     resized: Callable[[int, int], Mapping[str, Any]] = field(default=lambda name, size: {})
     located: Callable[[Mapping[int, tuple[int, int]]], Mapping[str, Any]] | None = None
 
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What says which dimensions may be divided and what is linear, without parameters."""
+        return self.operands, self.results, self.summed, self.linear
+
     def located_params(
         self, ranges: Mapping[int, tuple[int, int]], params: Mapping[str, Any]
     ) -> Mapping[str, Any]:
