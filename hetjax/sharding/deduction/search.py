@@ -7,8 +7,10 @@ the fewest bytes; at the end the cheapest is taken.
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Iterator, Mapping, Sequence, Set
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -200,8 +202,9 @@ class Deducer:
         found: dict[Any, _Hypothesis] = {}
         failure: InputError | None = None
         for hypothesis in hypotheses:
+            most = _worth_keeping(found.values())
             try:
-                for after in self._successors(hypothesis, flat):
+                for after in self._successors(hypothesis, flat, most):
                     # One of few who lie alike is kept: two that are taken for alike cost bytes.
                     key = after.mark_without(unneeded), after.origins.key()
                     if key not in found or after.num_bytes < found[key].num_bytes:
@@ -214,7 +217,10 @@ class Deducer:
         kept = sorted(found.values(), key=lambda h: h.num_bytes)[:MOST_HYPOTHESES]
         return [each.without(unneeded) for each in kept]
 
-    def _successors(self, before: _Hypothesis, flat: FlatEquation) -> Iterator[_Hypothesis]:
+    def _successors(
+        self, before: _Hypothesis, flat: FlatEquation, most: float
+    ) -> Iterator[_Hypothesis]:
+        """The hypotheses after one that move no more bytes than are worth keeping."""
         if flat.equation.primitive is RESHARD:
             yield self._resharded(before, flat)
             return
@@ -222,7 +228,8 @@ class Deducer:
         if self._is_searched and not holds_jaxprs(flat.equation):
             for vector in self._vectors(before, flat):
                 found = True
-                yield self._brought(before, flat, vector)
+                if before.num_bytes + self._bytes_to_bring(before, flat, vector) <= most:
+                    yield self._brought(before, flat, vector)
         if not found:
             yield self._settled(before, flat, _as_made(before, flat))
 
@@ -316,6 +323,17 @@ class Deducer:
                 cost += self._settings.message_bytes
             self._bytes[key] = cost
         return self._bytes[key]
+
+    def _bytes_to_bring(
+        self, before: _Hypothesis, flat: FlatEquation, vector: tuple[int, ...]
+    ) -> int:
+        """How many bytes it moves to bring the operands to lie in some way."""
+        wanted = dict.fromkeys(zip(flat.operands, vector, strict=True))
+        return sum(
+            min(self._bytes_moved(variable, each, layout) or 0 for each in before.held[variable])
+            for variable, layout in wanted
+            if layout not in before.held[variable]
+        )
 
     def _brought(
         self, before: _Hypothesis, flat: FlatEquation, vector: tuple[int, ...]
@@ -536,6 +554,13 @@ class Deducer:
             return self._moved(after, moved)
         done = before.done, MoveDone(variable, source, result, number)
         return after.holding({result: (number,)}, done, after.num_bytes)
+
+
+def _worth_keeping(found: Collection[_Hypothesis]) -> float:
+    """How many bytes a hypothesis may move that is among those that are kept."""
+    if len(found) < MOST_HYPOTHESES:
+        return math.inf
+    return heapq.nsmallest(MOST_HYPOTHESES, (each.num_bytes for each in found))[-1]
 
 
 def _as_made(hypothesis: _Hypothesis, flat: FlatEquation) -> tuple[int, ...]:
