@@ -167,7 +167,8 @@ def compiled_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     if not is_compiled(equation):
         return None
     function = _COMPILED[equation.primitive]
-    shapes = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+    avals: list[Any] = [each.aval for each in equation.invars]
+    shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in avals]
     return jax.make_jaxpr(lambda *operands: function(*operands, **equation.params))(*shapes)
 
 

@@ -96,6 +96,7 @@ def connect_to_ray(options: RayOptions) -> bool:
         InputError: the address is none, or nothing that could be Ray answers there.
     """
     import ray
+    from ray.exceptions import RayError
 
     if ray.is_initialized():
         return False
@@ -104,7 +105,7 @@ def connect_to_ray(options: RayOptions) -> bool:
         _check_reachable(address)
     try:
         _initialize(address)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(
             f"ray address {address or 'auto'!r} cannot be used: {reason} (if the cluster wants a "
