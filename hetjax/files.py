@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         A path in the same folder; it is removed if the block raises.
 
     Raises:
-        InputError: it is there, and is no file: a device would be replaced for all who use it.
+        OSError: it is there, and is no file: a device would be replaced for all who use it.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +37,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         'whole'
     """
     target = Path(os.path.realpath(path))
-    _check_regular(target, str(path))
+    if _is_no_file(target):
+        raise OSError(errno.EINVAL, _NO_FILE, str(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     # Of a fixed length: names may be as long as the file system has them.
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".hetjax-")
@@ -71,7 +73,8 @@ def check_writable(path: str | os.PathLike[str], what: str) -> None:
     if target.is_dir():
         raise InputError(f"{what} {path} cannot be written: it is a folder; name a file")
     target = Path(os.path.realpath(target))
-    _check_regular(target, f"{what} {path}")
+    if _is_no_file(target):
+        raise InputError(f"{what} {path} cannot be written: {_NO_FILE}; name another one")
     folder = _nearest(target.absolute().parent)
     if not folder.is_dir():
         raise InputError(f"{what} {path} cannot be written: {folder} is no folder")
@@ -100,9 +103,11 @@ def check_folder(path: str | os.PathLike[str], what: str) -> None:
     _check_takes_files(there, f"{what} {path}: {there} cannot be written to")
 
 
-def _check_regular(target: Path, named: str) -> None:
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise InputError(f"{named} cannot be written: it is no regular file; name another one")
+_NO_FILE = "it is no regular file"
+
+
+def _is_no_file(target: Path) -> bool:
+    return os.path.exists(target) and not os.path.isfile(target)
 
 
 def _nearest(place: Path) -> Path:

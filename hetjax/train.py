@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,10 @@ def _train(arguments: argparse.Namespace) -> int:
 
     doing("planning")
     prepared = prepare(ingredients, plan_file or cluster)
+    if arguments.plan is not None:
+        told = f"{_GIVEN}{shown(arguments.plan, 200)}"
+        notes = [note for note in prepared.plan.notes if not note.startswith(_GIVEN)]
+        prepared = replace(prepared, plan=replace(prepared.plan, notes=(*notes, told)))
 
     from hetjax.commands.run import run
     from hetjax.commands.show import make_console, show_plan
@@ -125,14 +130,19 @@ def _train(arguments: argparse.Namespace) -> int:
     return run(prepared, console, workdir, resumption)
 
 
+_GIVEN = "given by --plan: "
+"""What the note of a plan begins with that was not found for the configured cluster."""
+
+
 def _cluster_of(path: Path, configuration: Configuration, *, is_given: bool) -> Cluster | None:
-    """The cluster of a plan; None where it is an earlier one's that is there no more."""
+    """The cluster of a plan; None where an earlier one was found for devices that are not there."""
     from hetjax.commands.devices import has_changed
     from hetjax.planner import Plan
 
-    cluster = Plan.load(path).cluster
-    if is_given or not has_changed(cluster, configuration.cluster, configuration.runtime):
-        return cluster
+    plan = Plan.load(path)
+    is_given = is_given or any(note.startswith(_GIVEN) for note in plan.notes)
+    if is_given or not has_changed(plan.cluster, configuration.cluster, configuration.runtime):
+        return plan.cluster
     print(f"the cluster has changed since {path} was made: planning anew", file=sys.stderr)
     return None
 

@@ -57,7 +57,7 @@ def test_a_device_is_not_replaced_by_a_file(tmp_path: Path):
     for path in (device, link):
         with pytest.raises(InputError, match=r"--out .* cannot be written: it is no regular file"):
             check_writable(path, "--out")
-        with pytest.raises(InputError, match="no regular file"), replacing(path):
+        with pytest.raises(OSError, match="no regular file"), replacing(path):
             pass
     assert stat.S_ISFIFO(device.stat().st_mode)
     assert link.is_symlink()

@@ -69,6 +69,11 @@ class CapturedValues:
             self._arrays.append(array)
         return self._numbers[id(value)]
 
+    def leave_devices(self) -> None:
+        """Let go of the values on devices: all are numbered, and hosts have them."""
+        self._held.clear()
+        self._numbers.clear()
+
     def write(self, folder: Path) -> None:
         """Write the values to archives in a folder."""
         for archive in sorted({each.archive for each in self.saved}):

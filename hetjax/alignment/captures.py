@@ -109,6 +109,7 @@ def write_capture(
         return results
 
     evaluate(program.block, [reference.put(each) for each in inputs], visit)
+    values.leave_devices()
     capture = Capture(
         jax=jax.__version__,
         reference=named_kind(reference),

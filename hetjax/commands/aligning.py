@@ -38,7 +38,12 @@ from hetjax.models import Model
 from hetjax.pipeline.program.loss import host_array
 
 _TRAINED_BY = (
-    *("model.", "optimizer.", "train.frozen", "train.seed", "train.batch_size", "train.steps"),
+    "model.",
+    "optimizer.",
+    "train.frozen",
+    "train.seed",
+    "train.batch_size",
+    "train.steps",
 )
 """The settings that losses depend on, besides the data."""
 

@@ -29,7 +29,7 @@ NOT_WRITTEN = 5
 INTERRUPTED = 130
 
 _OF_FILES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRONG_INPUT),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL), WRONG_INPUT),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO), NOT_WRITTEN),
 }
 """What ends a command with one line where a file or a folder of a person's may not be used."""

@@ -6,12 +6,14 @@ import os
 import re
 import socket
 import sys
+from collections import Counter
 
 from hetjax.configuration import ClusterSettings, RuntimeSettings
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
 from hetjax.mesh.device_order import devices_in_order
 from hetjax.mesh.host_cpu import HOST_DEVICES
+from hetjax.mesh.ray_offers import connected_ray_nodes
 
 _ANSWER_SECONDS = 1.0
 
@@ -54,8 +56,8 @@ def configured_cluster(settings: ClusterSettings, runtime: RuntimeSettings) -> C
 def has_changed(planned: Cluster, settings: ClusterSettings, runtime: RuntimeSettings) -> bool:
     """Whether there are other devices than a plan was made for.
 
-    Devices that are found are seldom as fast twice, so their kinds and numbers count alone; of
-    those that were measured, their number.
+    Devices that are found are seldom as fast twice, so their kinds and numbers count alone, and by
+    what Ray finds them; of those that were measured, their number and that.
 
     Args:
         planned: the cluster that it was made for.
@@ -66,16 +68,28 @@ def has_changed(planned: Cluster, settings: ClusterSettings, runtime: RuntimeSet
         InputError: as `configured_cluster` does.
     """
     if settings.file is not None:
-        return Cluster.from_file(settings.file) != planned
+        # A file that has gone says nothing of the devices.
+        return os.path.exists(settings.file) and Cluster.from_file(settings.file) != planned
     now = configured_cluster(settings.model_copy(update={"measure": False}), runtime)
     if settings.measure:
-        return now.num_devices != planned.num_devices
-    return _shape(now) != _shape(planned)
+        return now.num_devices != planned.num_devices or not _are_there(planned)
+    return _numbers(now) != _numbers(planned)
 
 
-def _shape(cluster: Cluster) -> list[tuple[str, str, int, int]]:
-    parts = cluster.subclusters
-    return [(each.name, each.kind.name, each.nodes, each.devices_per_node) for each in parts]
+def _are_there(planned: Cluster) -> bool:
+    """Whether the Ray nodes are there that subclusters are addressed by."""
+    resources = {
+        name for node in connected_ray_nodes() if node["Alive"] for name in node["Resources"]
+    }
+    return all(each.ray_resource in {None, *resources} for each in planned.subclusters)
+
+
+def _numbers(cluster: Cluster) -> Counter[tuple[str, int, int, str | None]]:
+    """How many devices of each kind there are, and where Ray finds them, in any order."""
+    return Counter(
+        (each.kind.name, each.nodes, each.devices_per_node, each.ray_resource)
+        for each in cluster.subclusters
+    )
 
 
 def check_ray_address(runtime: RuntimeSettings) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from hetjax.commands.devices import configured_cluster, has_changed
 from hetjax.configuration import ClusterSettings, RuntimeSettings
 from hetjax.mesh import Cluster
@@ -30,7 +28,7 @@ def test_a_cluster_file_that_was_edited_is_another_cluster(tmp_path: Path):
     assert has_changed(replace(planned, links=slower), settings, LOCAL)
 
 
-def test_devices_that_are_found_may_be_faster_than_before(monkeypatch: pytest.MonkeyPatch):
+def test_devices_that_are_found_may_be_faster_than_before():
     settings = ClusterSettings(file=None)
     planned = Cluster.local()
     (host,) = planned.subclusters

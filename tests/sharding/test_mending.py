@@ -342,3 +342,18 @@ def test_what_jax_has_since_0_10_is_divided(function):
     found, specialized = run(function, inputs, [lies, lies if lies is columns else None])
     check(found, function(*inputs))
     assert not list(specialized.program.moves)
+
+
+@pytest.mark.parametrize("sums_stay", [False, True])
+@pytest.mark.parametrize("is_partial", [(True, True), (True, False)], ids=["both", "the base"])
+def test_a_partial_sum_that_others_are_added_to_counts_once(is_partial, sums_stay):
+    def function(x, w, u, v, places):
+        base = x @ w
+        return base.at[places].add(u @ v if is_partial[1] else u[:, :1] * v[:1])
+
+    columns, rows = on_four(None, "tensor"), on_four("tensor")
+    inputs = [*drawn((5, 4), (4, 6), (8, 4), (4, 6)), jnp.arange(8) % 5]
+    updates = on_four("data", "tensor") if is_partial[1] else on_four("data")
+    given = [columns, rows, updates, rows if is_partial[1] else on_four(), on_four("data")]
+    found, _ = run(function, inputs, given, mend=True, sums_stay=sums_stay)
+    check(found, function(*inputs))

@@ -95,7 +95,7 @@ def with_cards_of_all(pipelines: Sequence[PipelineTimes], cluster: Cluster) -> l
     for load in loads:
         wanted.update(load.used())
     slower = [
-        replace(load, pace=load.pace * max([1.0, *(wanted[card] for card in load.filled)]))
+        replace(load, pace=load.pace * max([1.0, *(wanted[card] for card in load.used())]))
         if len(loads) > 1
         else load
         for load in loads

@@ -36,7 +36,7 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
 
     Returns:
         The plan as it is, and refined: with the schedule that the problem asks for, or as it is
-        where that is H-1F1B and nothing is faster.
+        where that is 1F1B or H-1F1B and nothing is faster.
 
     Example:
         >>> refine(plan, problem).refined.prediction.step_time  # doctest: +SKIP
@@ -47,9 +47,10 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
     free = plan.with_schedule(schedule)
     again = repetitions(allow_recompute=problem.options.allow_recompute)
     ways = ways_of(free, problem, again)
-    others = [refitted(free, problem, ways) or keeping_all(free, problem, ways)]
-    if schedule.name in ("1f1b", "h_1f1b"):
-        others.insert(0, found)
+    others = [found] if schedule.name in ("1f1b", "h_1f1b") else []
+    fastest = refitted(free, problem, ways)
+    if fastest is not None or not others:
+        others.append(fastest or keeping_all(free, problem, ways))
     kept = [keeping_what_fits(keeping_state_that_fits(each, problem), problem) for each in others]
     fitting = [each for each in kept if each.predicted.fits]
     return Refined(found, min(fitting or kept, key=lambda each: each.predicted.step_time))

@@ -47,9 +47,10 @@ def complete(
         return made
     chosen = choose_schedule(made, problem.options.schedule)
     if made.predicted.fits and not chosen.predicted.fits:
+        names = dict.fromkeys(repr(each.schedule.name) for each in made.pipelines)
         note = (
             f"the schedule {problem.options.schedule!r} holds more microbatches at once than there "
-            f"is memory for: this plan has {made.pipeline.schedule.name!r}"
+            f"is memory for: this plan has {' and '.join(names)}"
         )
         return replace(made, notes=(*made.notes, note))
     if problem.options.schedule != "search" or not annotate:

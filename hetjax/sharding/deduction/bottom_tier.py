@@ -215,6 +215,11 @@ def _partial_axes(
         return contracted
     axes, *others = set(unreduced.values())
     linear = any(set(unreduced) <= together for together in signature.linear)
+    if contracted and not signature.base.isdisjoint(unreduced):
+        # All devices of the axis that is added up over would count the summands that they have.
+        place = min(signature.base & unreduced.keys())
+        whole = PartitionSpec(*spec_of(operands[place]).partitions)
+        raise OperandError(place, "it is a partial sum, to which others are added up", whole)
     divided = {axis for array in operands for axis in _axes_used(spec_of(array))}
     # Each device adds up its own part of the summands: that is one of all parts' sums.
     return axes | contracted if linear and not others and divided.isdisjoint(axes) else frozenset()
