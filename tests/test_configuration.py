@@ -239,12 +239,12 @@ def test_images_are_for_image_models(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"tokenizer": "tokenizer.json"}, {"size": 8, "kind": "text", "paths": ("a",)}],
-    ids=["tokenizer", "size"],
+    [{"tokenizer": "tokenizer.json"}, {"kind": "images", "paths": ("a",), "weights": (1.0,)}],
+    ids=["tokenizer", "weights"],
 )
 def test_settings_of_other_data_are_refused(setting: dict[str, Any]) -> None:
     given_settings = {"kind": "synthetic", **setting}
-    with pytest.raises(InputError, match=r"data\.(tokenizer|size) is given, and data\.kind is"):
+    with pytest.raises(InputError, match=r"data\.(tokenizer|weights) is given, and data\.kind is"):
         make_configuration({"data": given_settings})
 
 

@@ -519,7 +519,8 @@ def test_a_plan_with_a_stage_of_several_members_trains_and_goes_on(
     assert "resumed from step 2" in capsys.readouterr().out
     assert [figures["step"] for figures in read_metrics(workdir)] == [1, 2, 3, 4]
     trained = Plan.load(workdir / "plan.json")
-    assert replace(trained, prediction=None) == Plan.load(union)
+    assert trained.notes == (f"given by --plan: {str(union)!r}",)
+    assert replace(trained, prediction=None, notes=()) == Plan.load(union)
     rows = json.loads((workdir / "prediction.json").read_text())["rows"]
     assert rows[0]["name"] == "step time"
     assert all(row["error"] is not None for row in rows)

@@ -256,7 +256,6 @@ class ModelSettings(SettingsSection):
 _OF_KINDS = {
     "tokenizer": ("standard_library", "text"),
     "weights": ("text",),
-    "size": ("synthetic", "shapes"),
 }
 """The kinds of data that some settings are of."""
 

@@ -24,8 +24,8 @@ def loss(weights: list[jax.Array], batch: NDArray[np.float32]) -> jax.Array:
 
 def unlike_cluster() -> Cluster:
     near, far = Link(10e9, 1e-9), Link(1e9, 1e-3)
-    fast = DeviceKind("fast card", {"float32": 1e6}, 10**9, 1e9, source="made up", platform="cpu")
-    slow = DeviceKind("slow card", {"float32": 4e5}, 10**9, 1e9, source="made up", platform="cpu")
+    fast = DeviceKind("fast card", {"float32": 2e5}, 10**9, 1e9, source="made up", platform="cpu")
+    slow = DeviceKind("slow card", {"float32": 8e4}, 10**9, 1e9, source="made up", platform="cpu")
     parts = (
         Subcluster("fast", fast, 1, 2, near, near),
         Subcluster("slow", slow, 1, 2, near, near),
