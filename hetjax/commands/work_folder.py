@@ -38,8 +38,13 @@ class Resumption:
 
 _RUN = (CONFIGURATION_FILE, PLAN_FILE, "metrics.jsonl", CHECKPOINTS_FOLDER)
 _PLANNED_BY = (
-    *("train.batch_size", "train.microbatches", "train.frozen", "cluster.", "model."),
-    *("optimizer.name", "planner."),
+    "train.batch_size",
+    "train.microbatches",
+    "train.frozen",
+    "cluster.",
+    "model.",
+    "optimizer.name",
+    "planner.",
 )
 """The settings that a plan depends on."""
 

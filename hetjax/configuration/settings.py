@@ -304,13 +304,11 @@ class DataSettings(SettingsSection):
                 f"'images' to read them"
             )
         for name, kinds in _OF_KINDS.items():
-            if name in self.model_fields_set and self.kind not in kinds:
-                default = type(self).model_fields[name].default
-                if getattr(self, name) != default:
-                    raise InputError(
-                        f"data.{name} is given, and data.kind is {self.kind!r}, which has none; "
-                        f"allowed with {' or '.join(map(repr, kinds))}"
-                    )
+            if getattr(self, name) is not None and self.kind not in kinds:
+                raise InputError(
+                    f"data.{name} is given, and data.kind is {self.kind!r}, which has none; "
+                    f"allowed with {' or '.join(map(repr, kinds))}"
+                )
         if self.weights is not None and len(self.weights) != len(self.paths):
             raise InputError(
                 f"data.weights has {len(self.weights)} numbers; it must have one for each of the "

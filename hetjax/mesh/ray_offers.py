@@ -31,11 +31,11 @@ _RAY_NAMES = {
 }
 """Ray's accelerator types, where they are not our names already."""
 
-_MARK = "hetjax"
-_RAY_TYPE_RESOURCE = "accelerator_type:"
 NODE_RESOURCE = "node:"
 """What the resource that Ray gives each node of its own begins with; its address follows."""
 
+_MARK = "hetjax"
+_RAY_TYPE_RESOURCE = "accelerator_type:"
 _RAY_TYPE_LABEL = "ray.io/accelerator-type"
 
 

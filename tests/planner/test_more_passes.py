@@ -141,7 +141,7 @@ def test_what_makes_no_sense_is_told(fast: PlanningProblem, once: Plan):
 def test_a_pipeline_of_too_many_tasks_is_left_as_it_is(
     fast: PlanningProblem, once: Plan, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hetjax.planner.predictions.more_passes.MAX_TASKS", 2 * 8 * 4 - 1)
+    monkeypatch.setattr("hetjax.pipeline.schedules.warm_up.MAX_TASKS", 2 * 8 * 4 - 1)
     assert with_passes(once, fast, 2) is None
 
 

@@ -20,7 +20,7 @@ from hetjax.errors import InputError
 from hetjax.pipeline.program.token_dimensions import TokenDimensions
 from hetjax.pipeline.program.traced_program import Constant, Operand, Program, Step
 from hetjax.sharding.attention.equation import attention_of
-from hetjax.sharding.attention.primitive import ATTENTION
+from hetjax.sharding.attention.primitive import ATTENTION, attention_line
 from hetjax.sharding.deduction.evaluation import holds_jaxprs
 from hetjax.sharding.deduction.signature import Labels
 from hetjax.sharding.deduction.signatures import signature_of
@@ -99,25 +99,14 @@ def _check_step(step: Step) -> None:
     """Check that no attention stands in a step that is more than itself, as a loop or a region."""
     if step.equation is None:
         return
-    line = _attention_line(_compat.inner_jaxprs(step.equation))
+    line = attention_line(_compat.inner_jaxprs(step.equation))
     if line is not None:
-        where = (*_compat.source_lines(step.equation), "an unknown line")[0]
+        whole = _Equation(0, step.name, step.equation, step.inputs, step.outputs, step.calls)
         raise InputError(
-            f"loss: an attention at {line} stands in a {step.name} at {where} that is one "
+            f"loss: an attention at {line} stands in a {whole.name} at {whole.line} that is one "
             f"step, so members cannot share its context; allowed: blocks one after another, or a "
             f"scan over their stacked parameters, whose iterations are steps of their own"
         )
-
-
-def _attention_line(jaxprs: Sequence[_compat.Jaxpr]) -> str | None:
-    """The line of an attention in some bodies; None where there is none."""
-    for equation in (each for jaxpr in jaxprs for each in jaxpr.eqns):
-        if equation.primitive is ATTENTION:
-            return _compat.source_line(equation)
-        line = _attention_line(_compat.inner_jaxprs(equation))
-        if line is not None:
-            return line
-    return None
 
 
 def _equations(place: int, step: Step) -> Iterator[_Equation]:
@@ -160,12 +149,9 @@ def _inside(
         taken, made = [*map(read, each.invars)], [*map(read, each.outvars)]
         yield from _inside(place, each, taken, made, (*calls, equation))
     for variable, result in passed_on:
-        (copy,) = jax.make_jaxpr(jnp.copy)(jax.ShapeDtypeStruct(*_shape(variable))).eqns
+        shape = jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
+        (copy,) = jax.make_jaxpr(jnp.copy)(shape).eqns
         yield _Equation(place, "copy", copy, (read(variable),), (result,), (*calls, equation))
-
-
-def _shape(variable: Any) -> tuple[tuple[int, ...], Any]:
-    return variable.aval.shape, variable.aval.dtype
 
 
 def _whole_numbers(equations: Sequence[_Equation], program: Program) -> set[Any]:

@@ -231,12 +231,22 @@ def require_countable(num_stages: int, num_microbatches: int) -> None:
     Raises:
         InputError: there are too many tasks.
     """
-    if 2 * num_stages * num_microbatches > MAX_TASKS:
+    if not is_countable(num_stages, num_microbatches):
         raise InputError(
             f"num_microbatches is {num_microbatches} in a pipeline of {num_stages} stages; it must "
             f"be {MAX_TASKS // (2 * num_stages)} or less, so that a step has at most {MAX_TASKS} "
             f"forward and backward tasks"
         )
+
+
+def is_countable(num_stages: int, num_microbatches: int) -> bool:
+    """Whether a pipeline has no more tasks than can be put into an order in a second.
+
+    Args:
+        num_stages: S.
+        num_microbatches: M.
+    """
+    return 2 * num_stages * num_microbatches <= MAX_TASKS
 
 
 def require_positive(num_stages: int, num_microbatches: int) -> None:

@@ -14,8 +14,8 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.predictions.predict import predict_stages, with_stages
+from hetjax.planner.predictions.scheduled_memory import has_room
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.rates import USABLE_MEMORY
 
 _GAIN = 1e-3
 """By what share a step must be shorter to be worth copies."""
@@ -48,7 +48,7 @@ def keeping_or_offloading(plan: Plan, problem: PlanningProblem, *others: Plannin
         if other is not None:
             tried = [*ways[:s], other, *ways[s + 1 :]]
             found = _predicted(plan, tried)
-            if _has_room(found.predicted.stages[s]):
+            if has_room(found.predicted.stages[s]):
                 best, ways = found, tried
     return best
 
@@ -68,7 +68,7 @@ def _with_shortest(
         tried = [*ways[:s], way, *ways[s + 1 :]]
         other = _predicted(plan, tried)
         is_slower = _step_time(other) > _step_time(found) * (1 + _GAIN / len(ways))
-        if not _has_room(found.predicted.stages[s]) or not is_slower:
+        if not has_room(found.predicted.stages[s]) or not is_slower:
             ways, found = tried, other
     if _step_time(found) < _step_time(plan) * (1 - _GAIN):
         return found, ways
@@ -117,10 +117,6 @@ def _changed(
 def _predicted(plan: Plan, ways: Sequence[_Way]) -> Plan:
     stages = [stage for stage, _ in ways]
     return with_stages(plan.with_stages(stages), [predicted for _, predicted in ways])
-
-
-def _has_room(stage: StagePrediction) -> bool:
-    return stage.fits_host and stage.memory_bytes <= USABLE_MEMORY * stage.memory_limit_bytes
 
 
 def _step_time(plan: Plan) -> float:

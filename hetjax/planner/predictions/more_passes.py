@@ -14,9 +14,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hetjax.limits import MAX_TASKS
 from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.schedules.warm_up import is_countable
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.predictions.schedule_choice import choose_schedule
@@ -85,9 +85,9 @@ def with_passes(
     """
     stages, count = len(plan.stages) * passes, plan.pipeline.num_microbatches
     ends = _even_ends(plan, problem, passes)
-    if ends is None or 2 * stages * count > MAX_TASKS:
+    if ends is None or not is_countable(stages, count):
         return None
-    schedule = interleaved(len(plan.stages), passes, plan.pipeline.num_microbatches, ahead=1)
+    schedule = interleaved(len(plan.stages), passes, count, ahead=1)
     best = _searched(_repeated(plan, problem, ends, schedule))
     if _step_time(best) > wanted * (1 + _FAR):
         return best

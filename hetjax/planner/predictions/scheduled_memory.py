@@ -103,10 +103,16 @@ def fits_by(held: Sequence[StagePrediction], schedule: Schedule) -> bool:
         held: the stages.
         schedule: the schedule.
     """
-    return all(
-        stage.fits and stage.memory_bytes <= USABLE_MEMORY * stage.memory_limit_bytes
-        for stage in with_memories(held, schedule)
-    )
+    return all(map(has_room, with_memories(held, schedule)))
+
+
+def has_room(stage: StagePrediction) -> bool:
+    """Whether a stage fits in the memory that a plan may fill, and its hosts' in theirs.
+
+    Args:
+        stage: the stage.
+    """
+    return stage.fits_host and stage.memory_bytes <= USABLE_MEMORY * stage.memory_limit_bytes
 
 
 def _microbatch_bytes(held: Held) -> MicrobatchBytes:

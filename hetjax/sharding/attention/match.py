@@ -32,7 +32,7 @@ from hetjax.sharding.attention.plain_attention import (
     UnknownAttentionError,
     plain_attention,
 )
-from hetjax.sharding.attention.primitive import ATTENTION
+from hetjax.sharding.attention.primitive import attention_line
 from hetjax.sharding.attention.softmax_chain import (
     OF_WEIGHTS,
     Followed,
@@ -147,15 +147,7 @@ def _opened(equation: _compat.JaxprEqn) -> _compat.ClosedJaxpr | None:
     region = _compat.checkpointed_jaxpr(equation)
     if region is None:
         return _compat.called_jaxpr(equation)
-    return region if _attends(_matched(region, []).jaxpr) else None
-
-
-def _attends(jaxpr: _compat.Jaxpr) -> bool:
-    """Whether there is an attention in a jaxpr, or in what it calls."""
-    return any(
-        equation.primitive is ATTENTION or any(map(_attends, _compat.inner_jaxprs(equation)))
-        for equation in jaxpr.eqns
-    )
+    return None if attention_line([_matched(region, []).jaxpr]) is None else region
 
 
 def _inside(equation: _compat.JaxprEqn, found: list[FoundAttention]) -> _compat.JaxprEqn:

@@ -205,3 +205,14 @@ def _bind_backward(known: Sequence[Any], cotangents: Sequence[Any], **params: An
 
 
 _compat.differentiate(ATTENTION, _TANGENT, _bind_backward, moving=3)
+
+
+def attention_line(jaxprs: Sequence[_compat.Jaxpr]) -> str | None:
+    """The line of an attention in some bodies, or in what they call; None where there is none."""
+    for equation in (each for jaxpr in jaxprs for each in jaxpr.eqns):
+        if equation.primitive is ATTENTION:
+            return _compat.source_line(equation)
+        line = attention_line(_compat.inner_jaxprs(equation))
+        if line is not None:
+            return line
+    return None
