@@ -163,7 +163,7 @@ def _best_pipelines(
     found = [
         (count, each)
         for count in counts
-        for each in context_pipelines(problems.traced(count), most_stages)
+        for each in context_pipelines(problems.traced(count), most_stages, PREDICTED)
     ]
     best: tuple[PlanningProblem, Plan] | None = None
     for count, pipelines in sorted(found, key=lambda pair: pair[1].seconds)[:PREDICTED]:

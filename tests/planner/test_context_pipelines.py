@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetjax
-from hetjax.mesh import Cluster, Link, Subcluster
+from hetjax.mesh import Cluster, Link, Subcluster, SubMesh
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.models import GPTConfig, LanguageModel, language_model
 from hetjax.planner import (
@@ -29,15 +29,24 @@ from hetjax.planner import (
     PlanOptions,
     make_problem,
     predict,
+    simulate,
 )
-from hetjax.planner.hexiseq.context_choice import context_models
+from hetjax.planner.hexiseq.context_choice import (
+    context_models,
+    context_pipeline,
+    context_plan,
+)
 from hetjax.planner.hexiseq.context_layouts import layouts
 from hetjax.planner.hexiseq.context_pipelines import ContextPipelines, context_pipelines, planned
+from hetjax.planner.hexiseq.predicted_choice import PREDICTED
+from hetjax.planner.hexiseq.program_work import attending_layers
 from hetjax.planner.hexiseq.single_members import SingleMembers
 from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import validate, validate_for
-from hetjax.planner.plan.stage_plan import StagePlan
+from hetjax.planner.plan.stage_plan import Member, Shares, StagePlan
+from hetjax.planner.predictions.complete import annotated_context
 from hetjax.planner.predictions.context_moves import context_moves
+from hetjax.sharding.context.context_split import ContextGroup, ContextSplit
 
 BLOCKS, LENGTH, EXAMPLES = 6, 128, 8
 MODEL = language_model(GPTConfig(64, BLOCKS, 64, 4, LENGTH))
@@ -98,7 +107,7 @@ def problem_on(
 
 
 def best_pipelines(problem: PlanningProblem) -> tuple[ContextPipelines, Plan]:
-    found = context_pipelines(problem, 4)
+    found = context_pipelines(problem, 4, PREDICTED)
     plans = [(each, planned(problem, each)) for each in found]
     fitting = [pair for pair in plans if pair[1].predicted.fits]
     return min(fitting, key=lambda pair: pair[1].predicted.step_time)
@@ -304,3 +313,55 @@ def test_they_train_as_one_device_does(name: str):
     with hetjax.Trainer(plan, model.loss, parameters, OPTIMIZER, batch, runtime=runtime) as trainer:
         found = [trainer.train_step(batch).loss for _ in range(2)]
     np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+def island_chain(memory: int, host_bandwidth: float = 1e12) -> Cluster:
+    """Four islands of two devices each, with links between them that are slow."""
+    near, far, host = Link(1e10, 1e-6), Link(2e6, 1e-5), Link(host_bandwidth, 1e-6)
+    own = DeviceKind("card", {"float32": 1e9}, memory, 1e9, "made up")
+    parts = [
+        Subcluster(f"island-{n}", own, 1, 2, near, near, host_memory_bytes=10**9, host_link=host)
+        for n in range(4)
+    ]
+    pairs = itertools.combinations(parts, 2)
+    return Cluster("four islands", tuple(parts), tuple((a.name, b.name, far) for a, b in pairs))
+
+
+def test_a_stage_that_makes_layers_again_offloads_activations_where_that_is_faster():
+    """The first of four stages holds four microbatches, of which it has room for two."""
+
+    def problem_with(host_bandwidth: float) -> PlanningProblem:
+        problem = problem_on(island_chain(3_100_000, host_bandwidth), most_pipelines=1)
+        return dataclasses.replace(problem, optimizer_bytes=0)
+
+    problem = problem_with(1e12)
+    runs = attending_layers(problem)
+    edges = (0, runs[2][0], runs[3][0], runs[4][0], problem.num_layers)
+    group = ContextGroup((0, 1), (LENGTH // 2,) * 2, ((0, 2), (2, 4)))
+    shares = Shares(context=ContextSplit(LENGTH, 4, 4, (group,)))
+    stages = tuple(
+        StagePlan(
+            layers,
+            tuple(Member(SubMesh(f"island-{n}", place, (1, 1)), (1, 1)) for place in range(2)),
+            shares=shares,
+            recompute_layers=runs[:2] if n == 0 else (),
+        )
+        for n, layers in enumerate(itertools.pairwise(edges))
+    )
+    made = context_plan(problem, context_pipeline(problem, stages, EXAMPLES))
+    again = predict(made, problem)
+    plan = annotated_context(made, problem)
+    validate(plan)
+    assert [stage.repeats for stage in plan.stages] == 4 * ["nothing"]
+    assert [stage.offload for stage in plan.stages] == [("activations",), (), (), ()]
+    assert plan.predicted.fits
+    assert plan.predicted.step_time < 0.95 * again.predicted.step_time
+
+    # Where the way to the host takes longer than layers do, they are made again.
+    slow = problem_with(1e6)
+    kept = annotated_context(dataclasses.replace(made, cluster=slow.cluster), slow)
+    assert kept.stages == made.stages
+    # What is predicted of a step has the copies that its timeline shows.
+    sent = predict(dataclasses.replace(plan, cluster=slow.cluster), slow)
+    assert sent.predicted.step_time > kept.predicted.step_time
+    assert simulate(sent).makespan == sent.predicted.step_time

@@ -40,6 +40,10 @@ from hetjax.planner.work.repeating_layers import LayerRun
 MOST_STAGES = 4
 """Of more islands, neighbours are one stage."""
 
+ALONE = 0.9
+"""Of what a layout takes at least, what it may take after all: stages of one member are timed by
+another model."""
+
 
 @dataclass(frozen=True)
 class ContextPipeline:
@@ -112,12 +116,15 @@ class ContextPipelines:
         return context_plan(problem, *(each.planned(problem) for each in self.pipelines))
 
 
-def context_pipelines(problem: PlanningProblem, most_stages: int) -> list[ContextPipelines]:
+def context_pipelines(
+    problem: PlanningProblem, most_stages: int, most: int | None = None
+) -> list[ContextPipelines]:
     """Pipelines over a cluster's islands.
 
     Args:
         problem: the problem; its program was traced with `divides_sequences`.
         most_stages: how many stages each may have.
+        most: how many of the fastest are wanted; all unless given.
 
     Returns:
         Those whose stages fit by themselves, the fastest first; none of one stage of all devices.
@@ -129,15 +136,23 @@ def context_pipelines(problem: PlanningProblem, most_stages: int) -> list[Contex
     if count == 1:
         return []
     models = context_models(problem)
-    most = min(most_stages, MOST_STAGES, max(1, len(attending_layers(problem))), count)
+    stages = min(most_stages, MOST_STAGES, max(1, len(attending_layers(problem))), count)
     most_pipelines = min(problem.options.max_pipelines, count)
-    ways, found = _StageWays(problem, models), []
-    for layout in layouts(_islands(models[0], problem), most, most_pipelines):
+    ways = _StageWays(problem, models)
+    bounded = [
+        (ALONE * _least_seconds(problem, models[0], ways, layout), layout)
+        for layout in layouts(_islands(models[0], problem), stages, most_pipelines)
+    ]
+    # Of those that are alike, as in another order of islands that are, one is enough.
+    found: dict[Hashable, ContextPipelines] = {}
+    for least, layout in sorted(bounded, key=lambda each: each[0]):
+        seconds = sorted(each.seconds for each in found.values())
+        if most is not None and len(seconds) >= most and least >= seconds[most - 1]:
+            break
         made = _pipelines(problem, models[0], ways, layout)
         if made is not None:
-            found.append(made)
-    # Of those that are alike, as in another order of islands that are, one is enough.
-    return sorted({each.figures: each for each in found[::-1]}.values(), key=lambda e: e.seconds)
+            found.setdefault(made.figures, made)
+    return sorted(found.values(), key=lambda each: each.seconds)[:most]
 
 
 def planned(problem: PlanningProblem, found: ContextPipelines) -> Plan:
@@ -221,6 +236,10 @@ class _StageWays:
             return split or alone
         return alone if alone.round_seconds < CLEARLY * split.round_seconds else split
 
+    def least_round_seconds(self, part: Part, blocks: int, *, is_last: bool) -> float:
+        """What a microbatch takes in a stage at least; see `StageSplits`."""
+        return self._splits.least_round_seconds(part, blocks, is_last=is_last)
+
 
 def _islands(model: ContextModel, problem: PlanningProblem) -> list[Part]:
     """The devices of each subcluster, or of each node where there is one subcluster."""
@@ -228,6 +247,21 @@ def _islands(model: ContextModel, problem: PlanningProblem) -> list[Part]:
     of = devices.subcluster if len(problem.cluster.subclusters) > 1 else devices.node
     usable = devices.usable
     return [tuple(usable[of[usable] == each].tolist()) for each in np.unique(of[usable])]
+
+
+def _least_seconds(
+    problem: PlanningProblem, model: ContextModel, ways: _StageWays, layout: Layout
+) -> float:
+    """What a layout takes at least: no device ever waits for others of its stage."""
+    made = []
+    for parts in layout:
+        counts, layers = _blocks(problem, model, parts)
+        rounds = [
+            ways.least_round_seconds(part, count, is_last=place == len(parts) - 1)
+            for place, (part, count) in enumerate(zip(parts, counts, strict=True))
+        ]
+        made.append(ContextPipeline(tuple(parts), (), layers, sum(rounds), max(rounds), 0.0))
+    return _together(problem, model, made, layout).seconds
 
 
 def _pipelines(
@@ -243,6 +277,16 @@ def _pipelines(
         if pipeline is None:
             return None
         made.append(pipeline)
+    return _together(problem, model, made, layout)
+
+
+def _together(
+    problem: PlanningProblem,
+    model: ContextModel,
+    made: Sequence[ContextPipeline],
+    layout: Layout,
+) -> ContextPipelines:
+    """The pipelines of a layout, each with its microbatches."""
     counts = _microbatches(made, problem.num_microbatches)
     pipelines = tuple(
         replace(each, microbatches=own) for each, own in zip(made, counts, strict=True)

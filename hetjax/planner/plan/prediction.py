@@ -230,7 +230,8 @@ def times_of(stages: Sequence[StagePrediction]) -> StepTimes:
     Returns:
         The times.
     """
-    offloads = any(stage.offloaded_bytes for stage in stages)
+    # Of a stage of several members, members alone say how many bytes travel.
+    offloads = any(stage.store_seconds > 0 for stage in stages)
     return StepTimes(
         forward=[stage.forward_seconds for stage in stages],
         backward=[stage.backward_seconds for stage in stages],

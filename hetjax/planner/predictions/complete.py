@@ -76,7 +76,8 @@ def annotated(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) ->
 def annotated_context(plan: Plan, problem: PlanningProblem) -> Plan:
     """Predict a plan whose stages share the context, with annotations on what has a tensor axis.
 
-    State that a stage offloads stays on its devices where there is room for it after all.
+    State that a stage offloads stays on its devices where there is room for it after all. Stages
+    that make layers again offload activations instead where that is faster.
 
     Args:
         plan: a plan without a prediction.
@@ -86,4 +87,4 @@ def annotated_context(plan: Plan, problem: PlanningProblem) -> Plan:
         The plan with its prediction.
     """
     told = annotated(predict(divide_members(plan, problem), problem), problem)
-    return keeping_state_that_fits(told, problem)
+    return keeping_or_offloading(keeping_state_that_fits(told, problem), problem)

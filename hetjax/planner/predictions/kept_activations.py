@@ -86,15 +86,19 @@ def _offloading(plan: Plan) -> Iterator[StagePlan]:
         in_turns = {stage for group in pipeline.schedule.groups for stage in group}
         for s, stage in enumerate(pipeline.stages):
             ahead = any(task.kind == "R" for task in pipeline.schedule.order[s])
-            if stage.repeats == "nothing" or len(stage.members) > 1 or s in in_turns or ahead:
-                yield stage
-                continue
-            part = plan.cluster.subcluster(stage.submesh.subcluster)
-            if part.host_memory_bytes is None:
+            if stage.repeats == "nothing" or s in in_turns or ahead or not _may(stage, plan):
                 yield stage
                 continue
             offload = (*_keeping(stage).offload, "activations")
             yield replace(stage, recompute=False, recompute_layers=(), offload=offload)
+
+
+def _may(stage: StagePlan, plan: Plan) -> bool:
+    """Whether the hosts of all members of a stage give memory, for what may be sent there."""
+    if stage.shares.modules:
+        return False
+    parts = (plan.cluster.subcluster(each.submesh.subcluster) for each in stage.members)
+    return all(part.host_memory_bytes is not None for part in parts)
 
 
 def _changed(
