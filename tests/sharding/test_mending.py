@@ -18,6 +18,7 @@ from hetjax.pipeline.stages import told_moves
 from hetjax.sharding import PARTIAL, HSharding, Subgroup, deduce
 from hetjax.sharding.deduction.annotated_program import Move
 from hetjax.sharding.deduction.bottom_tier import OperandError
+from hetjax.sharding.deduction.computing import EquationLayouts
 from hetjax.sharding.deduction.opening import EXTREMA, deduce_opened, opened_program
 from hetjax.sharding.resolution.resolve import moved_elements
 
@@ -357,3 +358,28 @@ def test_a_partial_sum_that_others_are_added_to_counts_once(is_partial, sums_sta
     given = [columns, rows, updates, rows if is_partial[1] else on_four(), on_four("data")]
     found, _ = run(function, inputs, given, mend=True, sums_stay=sums_stay)
     check(found, function(*inputs))
+
+
+def test_what_was_found_for_one_program_is_known_of_the_next(monkeypatch):
+    asked = []
+    computing = EquationLayouts.__call__
+
+    def counted(self, equation, shapes, annotations):
+        asked.append(equation.primitive.name)
+        return computing(self, equation, shapes, annotations)
+
+    monkeypatch.setattr(EquationLayouts, "__call__", counted)
+    rows, inputs = HSharding((TWO, ONE), 0, (4, 3)), drawn((7, 7), (7, 7))
+
+    def scaled(scale: float):
+        return lambda x, w: jnp.tanh(x @ w) * scale + x.T @ (x @ w)
+
+    _, first = run(scaled(2.0), inputs, [rows, WHOLE], mend=True)
+    assert asked
+    asked.clear()
+    found, again = run(scaled(3.0), inputs, [rows, WHOLE], mend=True)
+    assert not asked
+    assert again.program.annotations == first.program.annotations
+    assert moved_bytes(again.program) == moved_bytes(first.program) > 0
+    # What is computed is the second program all the same.
+    check(found, scaled(3.0)(*inputs))

@@ -116,7 +116,8 @@ class EquationLayouts:
         # Where a part is taken, or zeros, what counts besides is which submesh it is.
         at = place if taken else None
         widths = tuple((each.shape, each.sharding.spec) for each in operands)
-        key = kind_of(node.equation), node.union[place].axes, widths, taken, at, node.sums_stay
+        kind = kind_of(node.equation) or tuple(node.equation.outvars)
+        key = kind, node.union[place].axes, widths, taken, at, node.sums_stay
         found = _known_specs(_Question(key, mesh, node, place, tuple(operands)))
         if isinstance(found, OperandError):
             raise found.at(place)
@@ -146,6 +147,8 @@ def _known_specs(question: _Question) -> list[PartitionSpec] | OperandError:
 def kind_of(equation: _compat.JaxprEqn) -> Any:
     """What equations have in common that compute alike, of operands of the same shapes.
 
+    None of one that is like no other.
+
     Example:
         >>> import jax.numpy as jnp
         >>> equations = jax.make_jaxpr(lambda x: jnp.sin(jnp.sin(x)) + x[0])(jnp.ones(3)).eqns
@@ -158,7 +161,7 @@ def kind_of(equation: _compat.JaxprEqn) -> Any:
         hash(kind)
     except TypeError:
         # Parameters are arrays: it is like no other.
-        return tuple(equation.outvars)
+        return None
     return kind
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -45,6 +45,7 @@ from hetjax.sharding.deduction.mending import (
 from hetjax.sharding.deduction.origins import Origins
 from hetjax.sharding.deduction.refinement import refined_together
 from hetjax.sharding.deduction.refusing import refuse
+from hetjax.sharding.deduction.remembering import Remembered
 from hetjax.sharding.deduction.reshard import RESHARD, Resharding
 from hetjax.sharding.deduction.signatures import signature_of
 from hetjax.sharding.deduction.top_tier import (
@@ -64,6 +65,10 @@ MOST_CHOICES = 8
 
 MOST_PROPOSALS = 24
 """How many ways in which operands could lie are tried, those first by which devices lack little."""
+
+MOST_REMEMBERED = 2**15
+"""How many ways to compute an equation are remembered for other programs, which mostly have the
+same equations: another form of the program, its other stages, the same one built again."""
 
 _MOST_RESHARDS = 200
 """Of the operands of one equation: each takes a few for each of its submeshes."""
@@ -138,6 +143,12 @@ class _Hypothesis:
         return mark
 
 
+_NUMBERS = itertools.count()
+_KINDS = Remembered[Any, int](MOST_REMEMBERED)
+_COMPUTED = Remembered[Any, Computed | OperandError](MOST_REMEMBERED)
+_CHOICES = Remembered[Any, tuple[Proposal, ...]](MOST_REMEMBERED)
+
+
 class Deducer:
     """Walks over one program; each jaxpr inside an equation has a deducer of its own.
 
@@ -152,7 +163,6 @@ class Deducer:
         self._numbers: dict[HSharding | None, int] = {}
         self._computing = EquationLayouts(self._body, sums_stay=settings.sums_stay)
         self._tried: dict[Any, tuple[Computed | OperandError, Origins]] = {}
-        self._kinds: dict[Any, int] = {}
         self._kind_of: dict[int, int] = {}
         self._fitting: set[Any] = set()
         self._lines: dict[int, str] = {}
@@ -164,6 +174,7 @@ class Deducer:
         self._body_origins = self._origins
         self._flat: FlatProgram
         self._widths: Widths = {}
+        self._shared: Hashable = ()
 
     def program(self, program: _compat.ClosedJaxpr, annotations: Annotations) -> AnnotatedProgram:
         """Deduce a program.
@@ -178,6 +189,7 @@ class Deducer:
         self._flat = flat = flat_program(program)
         shapes = [flat.shapes[variable] for variable in flat.inputs]
         self._widths = widths_of(annotations, shapes)
+        self._shared = tuple(sorted(self._widths.items()))
         held = {v: (self._number(a),) for v, a in zip(flat.inputs, annotations, strict=True)}
         held |= {variable: (self._number(None),) for variable in flat.constants}
         self._made.update((variable, layout) for variable, (layout,) in held.items())
@@ -233,13 +245,13 @@ class Deducer:
         if not found:
             yield self._settled(before, flat, _as_made(before, flat))
 
-    def _vectors(self, before: _Hypothesis, flat: FlatEquation) -> set[tuple[int, ...]]:
+    def _vectors(self, before: _Hypothesis, flat: FlatEquation) -> list[tuple[int, ...]]:
         """Ways in which the operands could lie, from the ways in which they do."""
         combinations = itertools.product(*(before.held[variable] for variable in flat.operands))
         found: dict[tuple[int, ...], None] = {}
         for layouts in itertools.islice(combinations, 4):
             found.update(dict.fromkeys(self._choices_from(flat, layouts)))
-        return set(found)
+        return list(found)
 
     def _choices_from(
         self, flat: FlatEquation, layouts: tuple[int, ...]
@@ -247,22 +259,32 @@ class Deducer:
         """Ways to compute an equation, those first that move little; one for each result."""
         key = self._kind(flat), layouts
         if key not in self._choices:
-            plain = self._aligned(flat, layouts)
-            found, _ = self._try(flat, plain, self._origins)
-            if isinstance(found, OperandError):
-                candidates = list(self._proposed(flat, layouts))
-            elif self._grows(flat, plain):
-                candidates = [plain, *self._proposed(flat, layouts)]
-            else:
-                candidates = [plain]
-            costs = {vector: self._cost(flat, layouts, vector) for vector in candidates}
-            chosen: dict[Any, tuple[int, ...]] = {}
-            for vector in sorted(candidates, key=lambda vector: costs[vector]):
-                found, _ = self._try(flat, vector, self._origins)
-                assert isinstance(found, Computed)
-                chosen.setdefault(found.results, vector)
-            self._choices[key] = tuple(chosen.values())[:MOST_CHOICES]
+            asked = self._asked(flat, layouts)
+            known = _CHOICES.of(
+                asked and (asked, self._shared, self._settings.message_bytes),
+                lambda: tuple(map(self._held, self._chosen_from(flat, layouts))),
+            )
+            self._choices[key] = tuple(tuple(map(self._number, each)) for each in known)
         return self._choices[key]
+
+    def _chosen_from(
+        self, flat: FlatEquation, layouts: tuple[int, ...]
+    ) -> Iterator[tuple[int, ...]]:
+        plain = self._aligned(flat, layouts)
+        found, _ = self._try(flat, plain, self._origins)
+        if isinstance(found, OperandError):
+            candidates = list(self._proposed(flat, layouts))
+        elif self._grows(flat, plain):
+            candidates = [plain, *self._proposed(flat, layouts)]
+        else:
+            candidates = [plain]
+        costs = {vector: self._cost(flat, layouts, vector) for vector in candidates}
+        chosen: dict[Any, tuple[int, ...]] = {}
+        for vector in sorted(candidates, key=lambda vector: costs[vector]):
+            found, _ = self._try(flat, vector, self._origins)
+            assert isinstance(found, Computed)
+            chosen.setdefault(found.results, vector)
+        return itertools.islice(chosen.values(), MOST_CHOICES)
 
     def _grows(self, flat: FlatEquation, layouts: tuple[int, ...]) -> bool:
         """Whether a sum that is added up later would be larger: then it may be so before."""
@@ -381,7 +403,7 @@ class Deducer:
             problem = found
             if problem.operand == ELSEWHERE:
                 if self._settings.body_of is not None:
-                    raise problem
+                    raise problem.at(problem.place)
                 problem = self._outside(flat, aligned, problem)
             mended = self._number(self._mended(flat, aligned, problem))
             if not self._is_mended(flat, problem):
@@ -473,22 +495,44 @@ class Deducer:
         holds = holds_jaxprs(flat.equation)
         key = (flat.index, layouts, origins.key()) if holds else (self._kind(flat), layouts)
         if key not in self._tried:
-            held = [self._layouts[number] for number in layouts]
-            self._body_origins = Origins(origins)
-            try:
-                found = self._computing(flat.equation, self._shapes(flat), held)
-            except OperandError as problem:
-                self._tried[key] = problem, origins
+            if holds:
+                self._body_origins = Origins(origins)
+                found = self._computed(flat, layouts)
+                if isinstance(found, OperandError):
+                    self._tried[key] = found, origins
+                else:
+                    self._body_origins.leave()
+                    self._tried[key] = found, self._body_origins
             else:
-                self._body_origins.leave()
-                self._tried[key] = found, self._body_origins
+                asked = self._asked(flat, layouts)
+                self._tried[key] = (
+                    _COMPUTED.of(asked, lambda: self._computed(flat, layouts)),
+                    origins,
+                )
         found, after = self._tried[key]
         return found, after if holds else origins
+
+    def _computed(self, flat: FlatEquation, layouts: tuple[int, ...]) -> Computed | OperandError:
+        try:
+            return self._computing(flat.equation, self._shapes(flat), self._held(layouts))
+        except OperandError as problem:
+            # It is kept, which what it was raised through should not be.
+            return problem.with_traceback(None)
+
+    def _asked(self, flat: FlatEquation, layouts: tuple[int, ...]) -> Hashable:
+        """What the ways to compute an equation depend on, in any program; None: it is alone."""
+        kind = self._kind(flat)
+        return None if kind < 0 else (kind, self._held(layouts), self._settings.sums_stay)
+
+    def _held(self, layouts: tuple[int, ...]) -> tuple[HSharding | None, ...]:
+        return tuple(self._layouts[number] for number in layouts)
 
     def _kind(self, flat: FlatEquation) -> int:
         """A number that equations share which compute alike: models repeat their blocks."""
         if flat.index not in self._kind_of:
-            number = self._kinds.setdefault(kind_of(flat.equation), len(self._kinds))
+            kind = kind_of(flat.equation)
+            # What is like no other has a number here alone.
+            number = -1 - flat.index if kind is None else _KINDS.of(kind, _NUMBERS.__next__)
             self._kind_of[flat.index] = number
         return self._kind_of[flat.index]
 
