@@ -15,8 +15,9 @@ from hetjax.mesh.quantities import format_seconds
 from hetjax.planner import Found, Plan, PlanningProblem
 from hetjax.planner.harp.microbatches import notes_of
 from hetjax.planner.hexiseq.context_choice import ContextChoice
-from hetjax.planner.hexiseq.context_pipelines import MOST_STAGES, context_pipelines, planned
+from hetjax.planner.hexiseq.context_pipelines import MOST_STAGES, context_pipelines
 from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
+from hetjax.planner.hexiseq.planned_pipelines import planned
 from hetjax.planner.hexiseq.predicted_choice import PREDICTED, Chosen, best_that_fits
 from hetjax.planner.predictions.schedule_choice import choose_schedule
 from hetjax.planner.problem.problems import Problems

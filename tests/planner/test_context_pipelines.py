@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetjax
-from hetjax.mesh import Cluster, Link, Subcluster, SubMesh
+from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.models import GPTConfig, LanguageModel, language_model
 from hetjax.planner import (
@@ -31,15 +31,23 @@ from hetjax.planner import (
     predict,
     simulate,
 )
+from hetjax.planner.hexiseq import stage_splits
 from hetjax.planner.hexiseq.context_choice import (
+    ContextChoice,
     context_models,
     context_pipeline,
     context_plan,
 )
+from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_layouts import layouts
-from hetjax.planner.hexiseq.context_pipelines import ContextPipelines, context_pipelines, planned
+from hetjax.planner.hexiseq.context_model import ContextModel
+from hetjax.planner.hexiseq.context_pipelines import ContextPipelines, context_pipelines
+from hetjax.planner.hexiseq.context_work import transformer_work
+from hetjax.planner.hexiseq.group_layout import GroupLayout
+from hetjax.planner.hexiseq.planned_pipelines import planned
 from hetjax.planner.hexiseq.predicted_choice import PREDICTED
 from hetjax.planner.hexiseq.program_work import attending_layers
+from hetjax.planner.hexiseq.scheduler import ContextSchedule
 from hetjax.planner.hexiseq.single_members import SingleMembers
 from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import validate, validate_for
@@ -357,11 +365,152 @@ def test_a_stage_that_makes_layers_again_offloads_activations_where_that_is_fast
     assert plan.predicted.fits
     assert plan.predicted.step_time < 0.95 * again.predicted.step_time
 
-    # Where the way to the host takes longer than layers do, they are made again.
+    # Where the way to the host takes longer than layers do, they are made again: those for which
+    # there is no room.
     slow = problem_with(1e6)
     kept = annotated_context(dataclasses.replace(made, cluster=slow.cluster), slow)
-    assert kept.stages == made.stages
+    assert [stage.offload for stage in kept.stages] == 4 * [()]
+    assert [len(stage.recompute_layers) for stage in kept.stages] == [1, 0, 0, 0]
+    assert kept.predicted.fits
+    assert kept.predicted.step_time < again.predicted.step_time
     # What is predicted of a step has the copies that its timeline shows.
     sent = predict(dataclasses.replace(plan, cluster=slow.cluster), slow)
     assert sent.predicted.step_time > kept.predicted.step_time
     assert simulate(sent).makespan == sent.predicted.step_time
+
+
+def test_stages_that_fit_after_all_only_with_layers_made_again_make_them():
+    """The scheduler says that all can be kept, and the prediction that it cannot."""
+    near = Link(1e10, 1e-6)
+    own = DeviceKind("card", {"float32": 1e9}, 3_150_000, 1e9, "made up")
+    parts = tuple(
+        Subcluster(f"island-{n}", own, 1, 2, near, near, max_tensor_parallelism=1) for n in (0, 1)
+    )
+    cluster = Cluster("two islands", parts, ((*(part.name for part in parts), Link(2e6, 1e-5)),))
+    problem = problem_on(cluster, most_pipelines=1)
+    (found, *_) = context_pipelines(problem, 4, PREDICTED)
+    kept = [isinstance(each, ContextChoice) for each in found.pipelines[0].choices]
+    assert kept == [True, True]
+    assert not predict(found.plan(problem), problem).predicted.fits
+    plan = planned(problem, found)
+    assert plan.predicted.fits
+    assert any(stage.recompute_layers for stage in plan.stages)
+    assert [len(stage.members) for stage in plan.stages] == [2, 2]
+
+
+def test_devices_of_unlike_subclusters_are_not_taken_for_alike():
+    """Two of one subcluster and one of another are joined otherwise than one and two."""
+    near, far, slow = Link(300e9, 5e-6), Link(50e9, 1e-5), Link(1e9, 1e-4)
+    parts = tuple(Subcluster(name, kind("A100-80"), 2, 1, near, far) for name in "abcd")
+    pairs = itertools.combinations("abcd", 2)
+    cluster = Cluster("four", parts, tuple((*pair, slow) for pair in pairs))
+    work = transformer_work(
+        2**15, width=2048, layers=8, query_heads=16, sequences=4, divides_state=False
+    )
+    model = ContextModel(ContextDevices(cluster, lost=frozenset({3, 5})), work)
+    splits = StageSplits([model])
+    splits.best((0, 1, 2), 8, is_last=True)
+    found = splits.best((4, 6, 7), 8, is_last=True)
+    alone = StageSplits([model]).best((4, 6, 7), 8, is_last=True)
+    assert found is not None
+    assert alone is not None
+    assert found.schedule == alone.schedule
+
+
+def test_subclusters_that_are_alike_but_for_their_names_are_asked_once(monkeypatch: Any):
+    problem = problem_on(island_chain(10**9))
+    splits, asked = StageSplits(context_models(problem)[:1]), []
+    schedule = stage_splits.schedule_context
+
+    def counted(model: ContextModel) -> ContextSchedule:
+        asked.append(model)
+        return schedule(model)
+
+    monkeypatch.setattr(stage_splits, "schedule_context", counted)
+    found = [splits.best(part, 2, is_last=False) for part in ((0, 1), (2, 3), (6, 7))]
+    assert len(asked) == 1
+    assert [each and each.schedule.split.devices for each in found] == [(0, 1), (2, 3), (6, 7)]
+
+
+def test_memory_of_hosts_that_is_too_small_loses_no_plan():
+    """Layers that are made again fit, state that would be offloaded does not."""
+
+    def best(host_memory: int | None) -> Plan:
+        cluster = islands(2e6, memory=3_000_000, host_memory=host_memory)
+        return best_pipelines(problem_on(cluster, most_pipelines=1))[1]
+
+    assert best(1000).predicted.step_time == best(None).predicted.step_time
+
+
+def test_links_that_join_no_members_cost_nothing():
+    near, far = Link(1e8, 0.0), Link(25e9, 0.0)
+    work = transformer_work(2**12, width=512, layers=2, query_heads=8, divides_state=False)
+    parts = tuple(Subcluster(name, kind("A100-80"), 1, 2, near, near) for name in "ab")
+    cluster = Cluster("two nodes", parts, (("a", "b", far),))
+
+    def once(*devices: int) -> float:
+        model = ContextModel(ContextDevices(cluster), work)
+        return model.once_seconds(GroupLayout(model.devices, [devices]))
+
+    assert once(0, 1) == pytest.approx(once(0, 2) * 25e9 / 1e8)
+    assert once(0, 1, 2) > once(0, 1)
+
+
+def test_each_device_of_a_member_sends_its_own_state_to_its_host():
+    near = Link(25e9, 0.0)
+    part = Subcluster("cards", kind("A100-80"), 1, 8, near, near, host_memory_bytes=10**12)
+    work = transformer_work(2**12, width=512, layers=2, query_heads=8, divides_state=False)
+    work = dataclasses.replace(work, offloaded_bytes=12.0)
+
+    def copied(size: int) -> float:
+        devices = ContextDevices(Cluster("one node", (part,)), tensor={"cards": size})
+        layout = GroupLayout(devices, [tuple(range(devices.num_devices))])
+        kept = dataclasses.replace(work, offloaded_bytes=0.0)
+        offloading, keeping = (ContextModel(devices, each) for each in (work, kept))
+        return offloading.once_seconds(layout) - keeping.once_seconds(layout)
+
+    assert copied(8) == pytest.approx(copied(1))
+
+
+@pytest.mark.parametrize("trained", ["blocks", "last block"])
+def test_attention_before_which_nothing_is_trained_is_planned(trained: str):
+    """It is not differentiated, and its moves are inside of it."""
+
+    def label(path: Any, _: Any) -> str:
+        name = jax.tree_util.keystr(path)
+        is_early = "embedding" in name or (trained == "last block" and "['0" in name)
+        return "frozen" if is_early else "trained"
+
+    def labels(parameters: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(label, parameters)
+
+    problem = make_problem(
+        SMALL.loss,
+        lambda: SMALL.init(jax.random.key(0)),
+        BATCH,
+        cluster=islands(1e10),
+        optimizer=optax.multi_transform(
+            {"trained": OPTIMIZER, "frozen": optax.set_to_zero()}, labels
+        ),
+        num_microbatches=EXAMPLES,
+        divides_sequences=True,
+    )
+    plan = HexiSeqPlanner().plan(problem)
+    assert plan.predicted.fits
+    assert plan.stages[0].members_share_context
+
+
+def test_a_lost_device_takes_no_more_than_its_member_from_a_stage():
+    near = Link(25e9, 1e-6)
+    cluster = Cluster("one node", (Subcluster("cards", kind("A100-80"), 1, 8, near, near),))
+    lost, part = frozenset({7}), tuple(range(7))
+    work = transformer_work(2**12, width=512, layers=2, query_heads=8, divides_state=False)
+    pairs = ContextDevices(cluster, lost=lost, tensor={"cards": 2})
+    without_room = ContextDevices(cluster, lost=lost, usable_memory=1e-6)
+    splits = StageSplits([ContextModel(devices, work) for devices in (without_room, pairs)])
+    found = splits.best(part, 2, is_last=True)
+    assert found is not None
+    assert set(found.schedule.split.devices) <= {0, 1, 2}
+    # What cuts a member is refused all the same.
+    assert pairs.of(part) == (0, 1, 2)
+    assert pairs.of((0, 1, 2)) is None

@@ -40,13 +40,24 @@ def shard(
 
 
 def shard_if_fits(
-    case: bench.Case, memory: float, mesh_shapes: Sequence[tuple[int, int]] | None = None
+    case: bench.Case,
+    memory: float,
+    mesh_shapes: Sequence[tuple[int, int]] | None = None,
+    *,
+    divides_state: bool = True,
 ) -> StageSharding | None:
     program = program_of(case)
     (stage,) = cut(program, (0, program.num_positions))
     training = Training(case.examples, 8, 1, "float32", 8.0)
     devices = StageDevices(KIND, 4, LINK, memory)
-    return shard_stage(program, stage, devices, training, mesh_shapes=mesh_shapes)
+    return shard_stage(
+        program,
+        stage,
+        devices,
+        training,
+        mesh_shapes=mesh_shapes,
+        divides_state=divides_state,
+    )
 
 
 def stream(case: bench.Case, found: StageSharding) -> set[tuple[str | None, ...]]:
@@ -76,6 +87,14 @@ def test_optimizer_state_and_then_parameters_are_divided_where_memory_asks_for_i
     assert 0 < len(divided) < len(third.parameters)
     assert third.memory_bytes <= free.memory_bytes * 0.6
     assert third.seconds > free.seconds
+
+
+def test_a_stage_whose_state_may_not_be_divided_divides_it_not():
+    memory = shard(NARROW).memory_bytes * 0.9
+    assert shard(NARROW, memory, [(2, 2)]).sharding == "state_sharded"
+    found = shard_if_fits(NARROW, memory, [(2, 2)], divides_state=False)
+    assert found is None or found.sharding == "data"
+    assert shard_if_fits(NARROW, 1e12, [(2, 2)], divides_state=False) is not None
 
 
 def test_large_weights_and_few_examples_are_divided_as_megatron_does():

@@ -21,8 +21,9 @@ from hetjax.models import GPTConfig, LanguageModel, LlamaConfig, language_model
 from hetjax.planner import HexiSeqPlanner, Plan, PlanningProblem, PlanOptions, make_problem
 from hetjax.planner.costs.context_cost import context_programs
 from hetjax.planner.hexiseq.context_choice import ContextChoice, context_models
-from hetjax.planner.hexiseq.context_pipelines import context_pipelines, planned
+from hetjax.planner.hexiseq.context_pipelines import context_pipelines
 from hetjax.planner.hexiseq.even_contexts import even_contexts
+from hetjax.planner.hexiseq.planned_pipelines import planned
 from hetjax.planner.hexiseq.predicted_choice import one_stage_plan
 from hetjax.planner.hexiseq.scheduler import best_schedules, schedule_context
 from hetjax.planner.hexiseq.stage_splits import StageSplits

@@ -122,6 +122,29 @@ def with_open_regions(traced: TracedStage) -> TracedStage:
     return replace(traced, flat=replace(flat, avals=tuple(values.avals), steps=tuple(steps)))
 
 
+def with_open_calls(traced: TracedStage) -> TracedStage:
+    """A trace with the steps of functions that have a rule of their own, in the place of the calls.
+
+    Where nothing is trained before such a function it is not differentiated, and stays a call.
+
+    Args:
+        traced: the trace of a stage.
+
+    Returns:
+        A trace of the same results.
+    """
+    flat, values = traced.flat, Values(traced.flat.avals)
+    steps: list[Step] = []
+    for step in flat.steps:
+        inner = None if step.equation is None else _compat.inlined_jaxpr(step.equation)
+        if inner is None:
+            steps.append(step)
+            continue
+        opened = renumbered(flatten_jaxpr(inner), step.inputs, values)
+        steps += [*opened.steps, *copies(opened.outputs, step.outputs)]
+    return replace(traced, flat=replace(flat, avals=tuple(values.avals), steps=tuple(steps)))
+
+
 def _barrier(moving: Sequence[int], values: Values) -> tuple[Step, dict[int, int]]:
     """A barrier that values go through together, and their numbers behind it."""
     shapes = [values.avals[value] for value in moving]

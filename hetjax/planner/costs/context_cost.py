@@ -19,7 +19,7 @@ from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.backward import StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import Body, Stage, cut
-from hetjax.pipeline.stages.recomputing import with_open_regions
+from hetjax.pipeline.stages.recomputing import with_open_calls, with_open_regions
 from hetjax.pipeline.stages.shared_context import share_context
 from hetjax.pipeline.stages.traced_stage import TracedStage, trace_stage
 from hetjax.planner.costs.context_memory import ContextPrograms, ContextTask, held_bytes
@@ -197,7 +197,7 @@ def _traced(
 
     def tracer(*arguments: object) -> TracedStage:
         traced = trace_stage(*arguments)  # type: ignore[arg-type]
-        traces.append(with_open_regions(traced) if made_again else traced)
+        traces.append(with_open_calls(with_open_regions(traced) if made_again else traced))
         return traces[-1]
 
     programs = differentiate(

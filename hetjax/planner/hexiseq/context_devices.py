@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster, Subcluster
+from hetjax.mesh.host_links import host_share
 from hetjax.planner.work.rates import USABLE_MEMORY
 
 
@@ -177,6 +178,11 @@ class ContextDevices:
         return usable / self.more_held.get(part.name, 1.0)
 
     @functools.cached_property
+    def host_memory(self) -> NDArray[np.float64]:
+        """Bytes of its host's memory that each device may fill."""
+        return self.sizes * self._each([host_share(part) for part in self.cluster.subclusters])
+
+    @functools.cached_property
     def near_cost(self) -> NDArray[np.float64]:
         """Seconds of a byte between each device and others of its node."""
         return self._each([1 / part.intra_node.bandwidth for part in self.cluster.subclusters])
@@ -220,8 +226,16 @@ class ContextDevices:
         """
         if len({*self.node[[*some]].tolist(), *self.node[[*others]].tolist()}) == 1:
             return float(self.near_cost[some[0]])
-        pairs = np.ix_(self.subcluster[[*some]], self.subcluster[[*others]])
-        return float(self.far_cost[pairs].max())
+        own, theirs = (
+            {*zip(self.subcluster[[*each]].tolist(), self.node[[*each]].tolist(), strict=True)}
+            for each in (some, others)
+        )
+        return max(
+            float(self.far_cost[part, other])
+            for part, node in own
+            for other, far in theirs
+            if node != far
+        )
 
     def name(self, device: int) -> str:
         """What messages call a device.
@@ -253,13 +267,16 @@ class ContextDevices:
         """Some of the cluster's devices as devices that are used whole.
 
         Args:
-            part: the numbers of the cluster's devices, ascending.
+            part: the numbers of the cluster's devices, ascending; of those that are lost, none.
 
         Returns:
-            The numbers of the devices that they are; None where one is only in part among them.
+            The numbers of the devices that they are, but for those of which something is lost; None
+            where one is only in part among them, and the rest is elsewhere.
         """
-        found = np.unique(self.owners[[*part]])
-        return tuple(found.tolist()) if self.sizes[found].sum() == len(part) else None
+        found, counts = np.unique(self.owners[[*part]], return_counts=True)
+        lost = np.bincount(self.owners[[*self.lost]], minlength=self.num_devices)[found]
+        missing = self.sizes[found] - counts
+        return None if (missing > lost).any() else tuple(found[missing == 0].tolist())
 
     def _each(self, of_parts: list[float]) -> NDArray[np.float64]:
         """Figures of subclusters as figures of devices."""

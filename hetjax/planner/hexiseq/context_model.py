@@ -132,15 +132,8 @@ class ContextModel:
 
     def _state_seconds(self, layout: GroupLayout) -> tuple[float, float]:
         """What sending weights and gradients takes: of a layer in a pass, and once a step."""
-        work, devices, members = self.work, self.devices, len(layout.order)
-        # Around a ring of all devices, node by node; the slowest link counts. Each device of a
-        # member sends what it has of the parameters, between nodes over its network card.
-        byte = float((layout.of(devices.near_cost) / layout.of(devices.sizes)).max())
-        if len(set(layout.node.tolist())) > 1:
-            parts = list(set(layout.subcluster.tolist()))
-            far = float(devices.far_cost[np.ix_(parts, parts)].max())
-            byte = max(byte, far / float(layout.of(devices.cards).min()))
-        sent = work.sent_weight_bytes * (members - 1) / members * byte
+        work, members = self.work, len(layout.order)
+        sent = work.sent_weight_bytes * (members - 1) / members * layout.ring_byte_seconds
         if not work.divides_state:
             # Offloaded state comes and goes once a step.
             away = work.parameters * work.offloaded_bytes / members
@@ -150,11 +143,20 @@ class ContextModel:
         return (self._passes + 1) * work.layer_parameters * sent, 0.0
 
     def _host_byte_seconds(self, layout: GroupLayout) -> float:
-        """What a byte takes from a device to its host, over the slowest of their links."""
+        """What a byte takes from a device to its host, over the slowest of their links.
+
+        Each device of a member has its own.
+        """
         parts = self.devices.cluster.subclusters
-        return max(
-            1 / link_to_host(parts[each]).bandwidth for each in set(layout.subcluster.tolist())
-        )
+        pairs = set(zip(layout.subcluster.tolist(), layout.of(self.devices.sizes), strict=True))
+        return max(1 / (size * link_to_host(parts[each]).bandwidth) for each, size in pairs)
+
+    def _hosts_filled(self, layout: GroupLayout) -> float:
+        """How full the memory of the hosts is in which state waits, of the fullest."""
+        if not self.work.offloaded_bytes:
+            return 0.0
+        away = self.work.parameters * self.work.offloaded_bytes / len(layout.order)
+        return away / float(np.maximum(layout.of(self.devices.host_memory), _NOTHING).min())
 
     def costs(self, layout: GroupLayout, candidates: Candidates) -> RowCosts:
         """Seconds of a step, and how full memory is.
@@ -340,7 +342,9 @@ class ContextModel:
             once=once,
             bound=np.maximum(bound, busy),
             logits=(tokens * layout.of(self._logit_seconds)).max(axis=1),
-            filled=(memory / layout.of(devices.memory)).max(axis=1),
+            filled=np.maximum(
+                (memory / layout.of(devices.memory)).max(axis=1), self._hosts_filled(layout)
+            ),
         )
 
     def _layer(self, parts: _Parts, rows: Numbers) -> ContextLayerTimes:

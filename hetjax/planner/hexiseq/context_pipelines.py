@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +33,6 @@ from hetjax.planner.hexiseq.single_members import SingleMember, SingleMembers
 from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan
-from hetjax.planner.predictions.complete import annotated_context
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import LayerRun
 
@@ -155,52 +154,6 @@ def context_pipelines(
     return sorted(found.values(), key=lambda each: each.seconds)[:most]
 
 
-def planned(problem: PlanningProblem, found: ContextPipelines) -> Plan:
-    """The plan of pipelines, with its prediction.
-
-    Args:
-        problem: the problem.
-        found: the pipelines.
-
-    Returns:
-        The plan. Stages that are predicted not to fit are one member each, where they then do;
-        those with a tensor axis say how parameters and values lie.
-    """
-    plan = annotated_context(found.plan(problem), problem)
-    too_large = {s for s, stage in enumerate(plan.predicted.stages) if not stage.fits}
-    other = _with_single_members(problem, found, too_large) if too_large else None
-    if other is None:
-        return plan
-    mended = annotated_context(other.plan(problem), problem)
-    return mended if mended.predicted.fits else plan
-
-
-def _with_single_members(
-    problem: PlanningProblem, found: ContextPipelines, too_large: Collection[int]
-) -> ContextPipelines | None:
-    """Pipelines of whose stages some are one member each; None where one fits in no such way.
-
-    Stages are counted over all pipelines.
-    """
-    alone, made, first = SingleMembers(problem, context_models(problem)[0]), [], 0
-    for pipeline in found.pipelines:
-        choices = [*pipeline.choices]
-        for place, part in enumerate(pipeline.parts):
-            if first + place not in too_large:
-                continue
-            layers = pipeline.layers[place], pipeline.layers[place + 1]
-            live = min(len(choices) - place, pipeline.microbatches)
-            choice = alone.best(part, layers, choices[place].blocks, live)
-            if choice is None:
-                return None
-            choices[place] = choice
-        first += len(choices)
-        of_choices = _of_choices(pipeline.parts, choices, pipeline.layers)
-        made.append(replace(of_choices, microbatches=pipeline.microbatches))
-    slower = max(each.seconds for each in made) - max(each.seconds for each in found.pipelines)
-    return ContextPipelines(tuple(made), found.seconds + slower)
-
-
 class _StageWays:
     """The best ways to run some layers on some devices.
 
@@ -212,6 +165,7 @@ class _StageWays:
     def __init__(self, problem: PlanningProblem, models: Sequence[ContextModel]):
         self._splits = StageSplits(models, offloading(problem, models))
         self._alone = SingleMembers(problem, models[0])
+        self._count = problem.num_microbatches
 
     def best(
         self, part: Part, layers: LayerRun, blocks: int, live: int, *, is_last: bool
@@ -234,7 +188,10 @@ class _StageWays:
         alone = self._alone.best(part, layers, blocks, live)
         if split is None or alone is None:
             return split or alone
-        return alone if alone.round_seconds < CLEARLY * split.round_seconds else split
+        alone_seconds, split_seconds = (
+            self._count * each.round_seconds + each.once_seconds for each in (alone, split)
+        )
+        return alone if alone_seconds < CLEARLY * split_seconds else split
 
     def least_round_seconds(self, part: Part, blocks: int, *, is_last: bool) -> float:
         """What a microbatch takes in a stage at least; see `StageSplits`."""
@@ -333,14 +290,21 @@ def _pipeline(
         if choice is None:
             return None
         choices.append(choice)
-    return _of_choices(parts, choices, layers)
+    return of_choices(parts, choices, layers)
 
 
-def _of_choices(
+def of_choices(
     parts: Sequence[Part],
     choices: Sequence[ContextChoice | SingleMember],
     layers: tuple[int, ...],
 ) -> ContextPipeline:
+    """The pipeline of stages that run in some ways, of one microbatch.
+
+    Args:
+        parts: the devices of each.
+        choices: how each runs.
+        layers: where stages begin, and the end, in the problem's layers.
+    """
     rounds = [each.round_seconds for each in choices]
     once = max(each.once_seconds for each in choices)
     return ContextPipeline(tuple(parts), tuple(choices), layers, sum(rounds), max(rounds), once)

@@ -98,6 +98,26 @@ class GroupLayout:
         known: dict[tuple[tuple[int, ...], ...], int] = {}
         return np.array([known.setdefault(each, len(known)) for each in self.kinds])
 
+    @functools.cached_property
+    def ring_byte_seconds(self) -> float:
+        """Seconds of a byte around a ring of all devices, node by node: its slowest link counts.
+
+        Each device of a member sends what it has, between nodes over its network card.
+        """
+        devices = self.devices
+        _, first, place, counts = np.unique(
+            self.node, return_index=True, return_inverse=True, return_counts=True
+        )
+        near = self.of(devices.near_cost) / self.of(devices.sizes)
+        slowest = float(near[counts[place] > 1].max(initial=0.0))
+        if len(first) == 1:
+            return slowest
+        parts, nodes = np.unique(self.subcluster[first], return_counts=True)
+        far = devices.far_cost[np.ix_(parts, parts)]
+        # No two nodes of a subcluster talk that has one.
+        np.fill_diagonal(far, np.where(nodes > 1, far.diagonal(), 0.0))
+        return max(slowest, float(far.max()) / float(self.of(devices.cards).min()))
+
     def group_max(self, figures: NDArray) -> NDArray:
         """The largest figure of each group's devices: [rows, groups]."""
         return np.maximum.reduceat(figures, self.starts, axis=1)

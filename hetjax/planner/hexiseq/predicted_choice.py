@@ -146,17 +146,22 @@ def _first_that_fits(
         return corrected
     plan = nearest[1]
     (over,) = plan.predicted.stages
+    needed = (over.memory_bytes, over.memory_limit_bytes, "")
+    if not over.fits_host:
+        needed = (over.all_host_bytes, over.host_limit_bytes, "'s share of its host's memory")
+    bytes_needed, limit, of_what = needed
     raise DoesNotFitError(
         f"planner.name is 'hexiseq': no context split that was found fits; in the nearest one a "
-        f"device of {plan.stages[0].devices_text} needs {format_bytes(over.memory_bytes)} of "
-        f"{format_bytes(over.memory_limit_bytes)}"
+        f"device of {plan.stages[0].devices_text} needs {format_bytes(bytes_needed)} of "
+        f"{format_bytes(limit)}{of_what}"
     )
 
 
 def _filled(plan: Plan) -> float:
-    """How full the memory of a plan's one stage is predicted to be, on its fullest device."""
+    """How full the memory of a plan's one stage is predicted to be, of a device or of its host."""
     (stage,) = plan.predicted.stages
-    return stage.memory_bytes / stage.memory_limit_bytes
+    of_host = stage.all_host_bytes / max(stage.host_limit_bytes, 1)
+    return max(stage.memory_bytes / stage.memory_limit_bytes, of_host)
 
 
 def _corrected(

@@ -77,19 +77,19 @@ class StageSplits:
     def _what_counts(self, part: Part) -> Hashable:
         """What the best split of devices depends on.
 
-        That is what they are, how they are joined, and who shares a node, a card; nodes and cards
-        are counted in the order of the devices.
+        That is what they are, how they are joined, and who shares a subcluster, a node, a card;
+        these are counted in the order of the devices.
         """
         devices = self._models[0].devices
         own = devices.subcluster[[*part]]
-        nodes, cards = (
+        subclusters, nodes, cards = (
             np.unique(numbers[[*part]], return_inverse=True)[1]
-            for numbers in (devices.node, devices.card)
+            for numbers in (devices.subcluster, devices.node, devices.card)
         )
         firsts = own[np.sort(np.unique(own, return_index=True)[1])]
         among = np.ix_(firsts, firsts)
         links = devices.far_cost[among], devices.far_latency[among], devices.card_cost[[*part]]
-        told = np.array(self._alike)[own], nodes, cards, *links
+        told = np.array(self._alike)[own], subclusters, nodes, cards, *links
         return tuple(tuple(each.ravel().tolist()) for each in told)
 
 

@@ -99,6 +99,7 @@ def shard_stage(
     training: Training,
     *,
     mesh_shapes: Sequence[tuple[int, int]] | None = None,
+    divides_state: bool = True,
     time_limit: float = 60.0,
 ) -> StageSharding | None:
     """Choose how a stage is divided inside its submesh.
@@ -110,6 +111,7 @@ def shard_stage(
         training: what it is to do.
         mesh_shapes: the logical meshes to choose from; None for all whose data axis divides the
             microbatch.
+        divides_state: whether the data axis may divide the state, too.
         time_limit: seconds that one integer program may take.
 
     Returns:
@@ -142,7 +144,7 @@ def shard_stage(
     parts = StageParts.of(program, stage, training.microbatch_size)
     for mesh_shape in mesh_shapes or tuple(_mesh_shapes(devices.count, training.microbatch_size)):
         problem = StageProblem(program, stage, devices, training, mesh_shape, parts)
-        for rule in ("data", "state_sharded") if mesh_shape[0] > 1 else ("data",):
+        for rule in ("data", "state_sharded") if divides_state and mesh_shape[0] > 1 else ("data",):
             found = problem.solve(rule, time_limit)
             if found and (best is None or found.seconds < best.seconds * (1 - _EQUAL)):
                 best = found

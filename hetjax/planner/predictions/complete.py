@@ -76,8 +76,9 @@ def annotated(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) ->
 def annotated_context(plan: Plan, problem: PlanningProblem) -> Plan:
     """Predict a plan whose stages share the context, with annotations on what has a tensor axis.
 
-    State that a stage offloads stays on its devices where there is room for it after all. Stages
-    that make layers again offload activations instead where that is faster.
+    State that a stage offloads stays on its devices where there is room for it after all, and of
+    layers that are made again as many are kept. Stages that still make some again offload
+    activations instead where that is faster.
 
     Args:
         plan: a plan without a prediction.
@@ -87,4 +88,5 @@ def annotated_context(plan: Plan, problem: PlanningProblem) -> Plan:
         The plan with its prediction.
     """
     told = annotated(predict(divide_members(plan, problem), problem), problem)
-    return keeping_or_offloading(keeping_state_that_fits(told, problem), problem)
+    kept = keeping_what_fits(keeping_state_that_fits(told, problem), problem)
+    return keeping_or_offloading(kept, problem)

@@ -129,7 +129,15 @@ def _sharded(
         dtype=problem.dtype,
         optimizer_bytes=problem.optimizer_bytes,
     )
-    found = shard_stage(problem.program, run, devices, training, mesh_shapes=[stage.mesh_shape])
+    found = shard_stage(
+        problem.program,
+        run,
+        devices,
+        training,
+        mesh_shapes=[stage.mesh_shape],
+        # Where stages share a context, the state is divided as it says.
+        divides_state=stage.shares.context is None,
+    )
     if found is None:
         return stage
     return replace(stage, sharding=found.sharding, parameters=found.parameters, values=found.values)
