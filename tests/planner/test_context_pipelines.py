@@ -386,7 +386,7 @@ def test_stages_that_fit_after_all_only_with_layers_made_again_make_them():
     parts = tuple(
         Subcluster(f"island-{n}", own, 1, 2, near, near, max_tensor_parallelism=1) for n in (0, 1)
     )
-    cluster = Cluster("two islands", parts, ((*(part.name for part in parts), Link(2e6, 1e-5)),))
+    cluster = Cluster("two islands", parts, ((parts[0].name, parts[1].name, Link(2e6, 1e-5)),))
     problem = problem_on(cluster, most_pipelines=1)
     (found, *_) = context_pipelines(problem, 4, PREDICTED)
     kept = [isinstance(each, ContextChoice) for each in found.pipelines[0].choices]
