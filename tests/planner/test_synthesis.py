@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import replace
 from random import Random
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -27,6 +28,7 @@ from hetjax.planner.hap.forced import (
     REPLICATED,
     ROWS,
     STATE_SHARDED,
+    Forced,
 )
 from hetjax.planner.hap.ratios import whole_units
 from hetjax.planner.hap.synthesis import ratio_problem, synthesise, synthesise_at
@@ -302,6 +304,24 @@ def test_one_device_is_refused():
     lonely = replace(cluster(), subclusters=cluster().subclusters[:1], links=())
     with pytest.raises(InputError, match="one member that can be used, a node or a device of"):
         HapPlanner().plan(problem_of(SMALL[1], lonely))
+
+
+@pytest.mark.parametrize("forced", [STATE_SHARDED, REPLICATED])
+@pytest.mark.parametrize("state_bytes", [0.0, 8.0])
+def test_devices_of_a_node_sum_gradients_and_no_optimizer_state(forced: Forced, state_bytes: float):
+    """By nodes whose devices are joined by a slow link, beside those with a fast one."""
+    model, taken = vit(8, 1, 24, 48, 2), []
+    links = Link(1e9, 1e-6), Link(1e12, 1e-6)
+    for inner in links:
+        parts = [replace(e, intra_node=inner) for e in cluster(devices=4).subclusters]
+        near = replace(cluster(devices=4), subclusters=tuple(parts))
+        problem = replace(problem_of(model, near), optimizer_bytes=state_bytes)
+        predicted = predict(HapPlanner(forced, (0.5, 0.5)).plan(problem), problem).prediction
+        assert predicted is not None
+        taken.append(predicted.stages[0].update_seconds)
+    size = sum(4 * leaf.size for leaf in jax.tree.leaves(model.parameters))
+    slow, fast = (2 * 3 / 4 * size / link.bandwidth for link in links)
+    assert taken[0] - taken[1] == pytest.approx(slow - fast)
 
 
 def test_members_that_see_to_moves_themselves_pay_for_each_byte():

@@ -26,6 +26,7 @@ from hetjax.planner.module_programs.program import (
     ModuleProgram,
     Stored,
     move_between,
+    sum_load,
     update_load,
 )
 from hetjax.planner.module_programs.ways import (
@@ -143,6 +144,7 @@ class ModuleNetwork:
         self.returned = [self._output(operand) for operand in self.trace.returned.values()]
         for value in list(self.takers):
             self._join(value)
+        self._charge_sums()
         self._finish()
 
     @property
@@ -186,6 +188,19 @@ class ModuleNetwork:
             if gather is not None and place in traced.trained:
                 self._charge((variable,), number, gather)
         return variable
+
+    def _charge_sums(self) -> None:
+        """What members' devices sum of gradients, by how these are made."""
+        traced = self.trace.traced
+        for place in sorted(set(traced.trained) - self.shared):
+            gradient = traced.gradients[place]
+            maker = self.makers.get(gradient) if isinstance(gradient, int) else None
+            if maker is None or maker.variable < 0:
+                continue
+            assert isinstance(gradient, int), "it is made"
+            for number, made in enumerate(maker.layouts):
+                load = sum_load(*self._where, gradient, made)
+                self._charge((maker.variable,), number, load)
 
     def _equation(self, equation: int) -> None:
         step = self.trace.traced.flat.steps[equation]
@@ -317,7 +332,7 @@ class ModuleNetwork:
         self._slices = [slice(a, b) for a, b in itertools.pairwise(starts.tolist())]
         self.charged_loads, self.charged_moves = Loads(self.loads), Moves(self.moves)
         self.once = (
-            np.array([each.updated + each.shared_updated > 0 for each in self.loads], bool),
+            np.array([each.is_of_update for each in self.loads], bool),
             np.array([each.once for each in self.moves], bool),
         )
         self.sizes = [len(each) for each in self.choices]

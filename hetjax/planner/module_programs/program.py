@@ -191,6 +191,17 @@ class ModuleProgram:
                 yield update_load(
                     self.trace, self.kind, self.dimensions, place, stored, state_bytes
                 )
+                yield from self.sum_loads(place)
+
+    def sum_loads(self, place: int) -> Iterator[WayLoad]:
+        """What the devices of each member sum of a gradient, which lies as it is made.
+
+        Args:
+            place: the parameter's place.
+        """
+        gradient = self.trace.traced.gradients[place]
+        if isinstance(gradient, int) and place in self.trace.traced.trained:
+            yield sum_load(self.trace, self.kind, self.dimensions, gradient, self.made(gradient))
 
 
 def move_of(
@@ -301,6 +312,33 @@ def update_load(
     )
 
 
+def sum_load(
+    trace: ModuleTrace, kind: int, dimensions: Dimensions, gradient: int, made: int
+) -> WayLoad:
+    """What a member's devices, which share examples, sum of a gradient in a step.
+
+    Args:
+        trace: the trace of a module that makes it.
+        kind: the number of that.
+        dimensions: the classes of dimensions.
+        gradient: the value.
+        made: how it is made.
+    """
+    aval = trace.traced.flat.avals[gradient]
+    summed = float(math.prod(aval.shape) * accumulator_dtype(aval.dtype).itemsize)
+    is_divided = made >= 0
+    return WayLoad(
+        flops=0.0,
+        shared_flops=0.0,
+        traffic=0.0,
+        shared_traffic=0.0,
+        divided=dimensions.class_of(kind, gradient, made) if is_divided else -1,
+        by_examples=False,
+        summed=0.0 if is_divided else summed,
+        shared_summed=summed if is_divided else 0.0,
+    )
+
+
 def shared_update(
     program: ModuleProgram, place: int, state_bytes: float
 ) -> tuple[list[WayLoad], list[MoveOf]]:
@@ -317,7 +355,7 @@ def shared_update(
     gather = move_of(program, value, stored.update, stored.layout, once=True)
     if place not in program.trace.traced.trained:
         gather = None
-    return [load], [gather] if gather else []
+    return [load, *program.sum_loads(place)], [gather] if gather else []
 
 
 def layouts_text(layouts: Sequence[int]) -> str:
