@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 
 from hetjax import planner
 from hetjax.errors import InputError
-from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh, kind
 from hetjax.planner import HapPlanner, Member, PlanOptions, make_problem, predict
+from hetjax.planner.costs.member_rates import member_rates
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import (
     COLUMNS,
@@ -30,8 +32,9 @@ from hetjax.planner.hap.forced import (
     STATE_SHARDED,
     Forced,
 )
+from hetjax.planner.hap.hap_planner import chain_of_problem, cluster_members
 from hetjax.planner.hap.ratios import whole_units
-from hetjax.planner.hap.synthesis import ratio_problem, synthesise, synthesise_at
+from hetjax.planner.hap.synthesis import fits, ratio_problem, synthesise, synthesise_at
 from hetjax.planner.hap.tables import as_graph
 from hetjax.planner.hap.writing import shares_of
 from hetjax.planner.intra_op.integer_program import solve
@@ -292,6 +295,56 @@ def test_what_does_not_fit_whole_is_divided():
     assert prediction is not None
     assert all(stage.fits for stage in prediction.stages)
     assert made.found.seconds >= whole.found.seconds
+
+
+@pytest.mark.parametrize("part", [0.8, 0.65])
+def test_what_fits_is_no_slower_than_in_fixed_ratios_that_fit(part: float):
+    """One of two members has memory for a part of what the fastest program needs."""
+    up, down, square = (
+        jax.ShapeDtypeStruct(shape, np.float32)
+        for shape in ((1024, 4096), (4096, 1024), (1024, 1024))
+    )
+    parameters = [square, *[(up, down)] * 4, square]
+
+    def loss(parameters, x):
+        first, *blocks, head = parameters
+        x = x @ first
+        for up, down in blocks:
+            x = x + jnp.tanh(x @ up) @ down
+        return jnp.mean((x @ head) ** 2)
+
+    link = Link(100e9, 1e-5)
+
+    def problem_with(*memories: float) -> planner.PlanningProblem:
+        kinds = [
+            replace(kind(name), name=name.lower(), memory_bytes=int(memory))
+            for name, memory in zip(("V100", "P100"), memories, strict=True)
+        ]
+        parts = tuple(Subcluster(each.name, each, 1, 1, link, link) for each in kinds)
+        on = Cluster("two", parts, ((parts[0].name, parts[1].name, link),))
+        batch = jax.ShapeDtypeStruct((512, 1024), np.float32)
+        return make_problem(
+            loss,
+            parameters,
+            batch,
+            cluster=on,
+            optimizer=optax.adam(1e-3),
+            num_microbatches=1,
+        )
+
+    roomy = problem_with(16e9, 16e9)
+    told = predict(HapPlanner().plan(roomy), roomy).prediction
+    assert told is not None
+    needed = max(member.memory_bytes for member in told.stages[0].members)
+    tight = problem_with(part * needed / 0.9, 16e9)
+    rates = member_rates(tight, cluster_members(tight.cluster, tight.microbatch_size))
+    search = ChainSearch(chain_of_problem(tight), tight.optimizer_bytes)
+    found = synthesise(search, rates)
+    assert fits(search, rates, found)
+    every = [synthesise_at(search, rates, np.array([a, 1 - a])) for a in np.linspace(0, 1, 21)]
+    fixed = [each.seconds for each in every if fits(search, rates, each)]
+    assert len(fixed) > 5
+    assert found.seconds <= min(fixed)
 
 
 def test_what_fits_in_no_way_is_refused_with_the_bytes():

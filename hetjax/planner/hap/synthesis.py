@@ -33,6 +33,9 @@ GOOD_GAP = 1e-3
 MOST_PRESSURES = 12
 """How often bytes count for more, before a model is said not to fit."""
 
+_POWERS = (1, 2, 4, 8)
+"""How often ratios to begin with are made as much smaller as a member's memory is too small."""
+
 
 @dataclass(frozen=True, eq=False)
 class Synthesis:
@@ -105,15 +108,28 @@ def _limits(rates: Rates) -> FloatArray:
 
 
 def _fitting(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
-    """The best pair that was met that fits, with bytes that count for more and more seconds."""
+    """The fastest pair that was met that fits.
+
+    Met by going on from what fits rather than from what is fast, and with bytes that count for more
+    and more seconds.
+    """
+    fitting: list[Synthesis] = []
+    room = np.minimum(1.0, _limits(rates) / needed_bytes(search, rates, found))
+    preferring = _alternated(search, rates, room)
+    if fits(search, rates, preferring):
+        fitting.append(preferring)
     pressure, tried = found.seconds / np.maximum(1.0, _limits(rates)) / 16, found
     for _ in range(MOST_PRESSURES):
         pressed = replace(rates, pressure=tuple(pressure.tolist()))
         tried = _alternated(search, pressed)
         if fits(search, rates, tried):
-            return _relieved(search, rates, tried)
+            fitting.append(tried)
+            break
         over = needed_bytes(search, rates, tried) > _limits(rates)
         pressure = np.where(over, 4 * pressure, pressure)
+    if fitting:
+        relieved = [_relieved(search, rates, each) for each in fitting]
+        return min(relieved, key=lambda each: each.seconds)
     needed, limits = needed_bytes(search, rates, tried), _limits(rates)
     worst = int(np.argmax(needed / limits))
     raise DoesNotFitError(
@@ -128,11 +144,23 @@ def _relieved(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
     return replace(found, program=_rated(search, rates, found.program, found.shares))
 
 
-def _alternated(search: ChainSearch, rates: Rates) -> Synthesis:
-    alternation = _Alternation(search, rates)
+def _alternated(search: ChainSearch, rates: Rates, room: FloatArray | None = None) -> Synthesis:
+    """The best pair that is met.
+
+    Args:
+        search: finds programs.
+        rates: what computing and moving takes.
+        room: for what part of what the fastest pair needs each member has memory, where that does
+            not fit: what fits is then better than what does not, however fast that is.
+    """
+    alternation = _Alternation(search, rates, prefers_what_fits=room is not None)
     alternation.run(rates.proportional)
     if np.ptp(rates.proportional):
         alternation.run(np.full(rates.count, 1 / rates.count))
+    if room is not None:
+        for power in _POWERS:
+            parts = rates.proportional * room**power
+            alternation.run(parts / parts.sum())
     return alternation.checked()
 
 
@@ -155,8 +183,9 @@ def synthesise_at(search: ChainSearch, rates: Rates, parts: FloatArray) -> Synth
 
 
 class _Alternation:
-    def __init__(self, search: ChainSearch, rates: Rates):
+    def __init__(self, search: ChainSearch, rates: Rates, *, prefers_what_fits: bool):
         self._search, self._rates = search, rates
+        self._prefers_what_fits = prefers_what_fits
         self.best: Synthesis | None = None
 
     def run(self, start: FloatArray) -> None:
@@ -181,10 +210,18 @@ class _Alternation:
         self, program: ChainProgram, ratios: FloatArray, shares: tuple[FloatArray, ...]
     ) -> bool:
         """Keep what is better than the best so far; whether it is."""
-        if self.best is not None and program.seconds >= self.best.seconds * (1 - 1e-6):
+        found = Synthesis(program, ratios, shares, self._search.expansions)
+        if self.best is not None and not self._is_better(found, self.best):
             return False
-        self.best = Synthesis(program, ratios, shares, self._search.expansions)
+        self.best = found
         return True
+
+    def _is_better(self, found: Synthesis, best: Synthesis) -> bool:
+        if self._prefers_what_fits:
+            has_room, had_room = (fits(self._search, self._rates, e) for e in (found, best))
+            if has_room != had_room:
+                return has_room
+        return found.seconds < best.seconds * (1 - 1e-6)
 
     def checked(self) -> Synthesis:
         """The best pair, with a bound that is as high as weights make it."""
@@ -197,7 +234,10 @@ class _Alternation:
             faster = best if best.seconds < first.seconds else first
             first = replace(faster, bound=best.bound)
         program = _weighted(search, rates, found.shares, first)
-        return replace(found, program=program, expansions=search.expansions)
+        proved = replace(found, program=program, expansions=search.expansions)
+        if self._prefers_what_fits and fits(search, rates, found) > fits(search, rates, proved):
+            return found
+        return proved
 
 
 def _shares_of(search: ChainSearch, rates: Rates, ratios: FloatArray) -> tuple[FloatArray, ...]:
