@@ -33,8 +33,11 @@ GOOD_GAP = 1e-3
 MOST_PRESSURES = 12
 """How often bytes count for more, before a model is said not to fit."""
 
-_POWERS = (1, 2, 4, 8)
-"""How often ratios to begin with are made as much smaller as a member's memory is too small."""
+_MOST_POWER = 8.0
+"""How often ratios to begin with are at most made as much smaller as a member's memory is short."""
+
+_HALVINGS = 6
+"""How closely is sought how often they must be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,9 +161,14 @@ def _alternated(search: ChainSearch, rates: Rates, room: FloatArray | None = Non
     if np.ptp(rates.proportional):
         alternation.run(np.full(rates.count, 1 / rates.count))
     if room is not None:
-        for power in _POWERS:
+        too_little, enough = 0.0, _MOST_POWER
+        for _ in range(_HALVINGS):
+            power = (too_little + enough) / 2
             parts = rates.proportional * room**power
-            alternation.run(parts / parts.sum())
+            if alternation.run(parts / parts.sum()):
+                enough = power
+            else:
+                too_little = power
     return alternation.checked()
 
 
@@ -188,23 +196,30 @@ class _Alternation:
         self._prefers_what_fits = prefers_what_fits
         self.best: Synthesis | None = None
 
-    def run(self, start: FloatArray) -> None:
-        """Go on from some ratios while that makes the step faster."""
-        search, rates = self._search, self._rates
+    def run(self, start: FloatArray) -> bool:
+        """Go on from some ratios while that makes the step faster.
+
+        Returns:
+            Whether the best program in these ratios fits.
+        """
+        search, rates, has_room = self._search, self._rates, None
         ratios = np.tile(start, (len(search.networks), 1))
         for _ in range(MOST_ROUNDS):
             shares = _shares_of(search, rates, ratios)
             program = search.best(rates, shares, _slowest(rates))
             self._keep(program, ratios, shares)
+            if has_room is None:
+                has_room = fits(search, rates, Synthesis(program, ratios, shares, 0))
             found = best_ratios(ratio_problem(search, program, rates, shares), rates)
             if found is None:
-                return
+                break
             # The same program in better ratios is better than the best so far, or nothing is.
             shares = _shares_of(search, rates, found)
             rated = _rated(search, rates, program, shares)
             if not self._keep(rated, found, shares):
-                return
+                break
             ratios = found
+        return bool(has_room)
 
     def _keep(
         self, program: ChainProgram, ratios: FloatArray, shares: tuple[FloatArray, ...]
