@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,10 @@ from hypothesis import strategies as st
 from hetjax import planner
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh, kind
+from hetjax.pipeline.program.traced_program import num_bytes
+from hetjax.pipeline.stages.cutting import cut
+from hetjax.pipeline.stages.traced_modules import modules_of, trace_modules
+from hetjax.pipeline.stages.traced_stage import halve
 from hetjax.planner import HapPlanner, Member, PlanOptions, make_problem, predict
 from hetjax.planner.costs.member_rates import member_rates
 from hetjax.planner.hap.chain_search import ChainSearch
@@ -43,6 +48,7 @@ from hetjax.planner.module_programs.rates import ClassRates, DirectNetwork, Memb
 from hetjax.planner.module_programs.reading import read_programs
 from hetjax.planner.module_programs.step_time import Span, WaitingClock, step_time
 from hetjax.planner.module_programs.ways import WayLoad
+from hetjax.planner.work.stage_work import inputs_of
 
 NUMBERS = st.integers(0, 2**32 - 1)
 TWO = published_rates(1, 1)
@@ -280,6 +286,49 @@ def test_a_plan_is_predicted_to_take_what_it_was_found_to(model: HapModel, micro
     prediction = predict(made.plan, problem).prediction
     assert prediction is not None
     np.testing.assert_allclose(prediction.step_time, made.seconds)
+
+
+def lies_anyhow(*_: Any) -> Any:
+    """In place of how values of one device lie."""
+
+
+def rows(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, np.float32)
+
+
+@pytest.mark.parametrize("width", [64, 4])
+def test_what_members_hold_is_what_the_stage_keeps_that_runs(width: int):
+    """Also what crosses edges of modules: of blocks that are narrow inside, nearly all of it."""
+
+    def loss(parameters, batch):
+        x = batch["x"] @ parameters["first"]
+        for up, down in parameters["blocks"]:
+            x = x + jnp.tanh(x @ up) @ down
+        return jnp.mean((x @ parameters["head"]) ** 2)
+
+    blocks = [(rows(32, width), rows(width, 32))] * 6
+    parameters = {"first": rows(32, 32), "blocks": blocks, "head": rows(32, 32)}
+    problem = make_problem(
+        loss,
+        parameters,
+        {"x": rows(128, 32)},
+        cluster=cluster(),
+        optimizer=optax.sgd(1e-3),
+        num_microbatches=1,
+    )
+    program, chain = problem.program, chain_of_problem(problem)
+    assert len(chain.modules) > 3
+    (stage,) = cut(program, [0, program.num_positions])
+    (inputs,) = inputs_of(program, [stage])
+    edges = [*(module.start for module in chain.modules), program.num_positions]
+    runs = modules_of(program, edges)
+    traced = trace_modules(stage, runs, *inputs, (0,), [{} for _ in runs], lies_anyhow)
+    kept = halve(traced, is_last=True).residuals
+    plan = HapPlanner(DATA_PARALLEL, (0.5, 0.5)).plan(problem)
+    prediction = predict(plan, problem).prediction
+    assert prediction is not None
+    held = sum(member.activation_bytes for member in prediction.stages[0].members)
+    assert held == sum(num_bytes(traced.flat.avals[value]) for value in kept)
 
 
 def test_what_does_not_fit_whole_is_divided():

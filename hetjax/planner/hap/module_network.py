@@ -25,6 +25,7 @@ from hetjax.planner.module_programs.module_chain import ModuleTrace
 from hetjax.planner.module_programs.program import (
     ModuleProgram,
     Stored,
+    input_load,
     move_between,
     sum_load,
     update_load,
@@ -86,6 +87,7 @@ class ModuleNetwork:
         dimensions: the classes of dimensions.
         state_bytes: bytes of optimizer state for each element of a parameter.
         shared: the places of parameters that other modules have, too.
+        held_inputs: as for `ModuleProgram`.
 
     Attributes:
         choices: for each variable what it chooses from.
@@ -111,6 +113,7 @@ class ModuleNetwork:
     dimensions: Dimensions
     state_bytes: float
     shared: frozenset[int] = frozenset()
+    held_inputs: frozenset[int] = frozenset()
     choices: list[Sequence[object]] = field(default_factory=list)
     loads: list[WayLoad] = field(default_factory=list)
     moves: list[MoveOf] = field(default_factory=list)
@@ -166,6 +169,8 @@ class ModuleNetwork:
         layouts = layouts_of(value, self.kind, self.trace, self.dimensions)
         variable = self._variable(layouts)
         self.makers[value] = Maker(variable, layouts)
+        for number, layout in enumerate(layouts if value in self.held_inputs else ()):
+            self._charge((variable,), number, input_load(*self._where, value, layout))
         return variable
 
     def _parameter(self, place: int) -> int:
@@ -400,6 +405,7 @@ class ModuleNetwork:
             inputs,
             frozenset(wholes),
             self.shared,
+            held_inputs=self.held_inputs,
         )
 
     def _without_needless_summands(
