@@ -23,9 +23,19 @@ from hetjax.planner import (
     PlanningProblem,
     does_not_fit,
 )
-from hetjax.planner.harp.microbatches import choose_among, divisors, notes_of
+from hetjax.planner.harp.microbatches import (
+    choose_among,
+    coupling_among,
+    divisors,
+    fewest_note,
+    notes_of,
+)
 from hetjax.planner.problem.problems import Problems
 from hetjax.planner.profiler import ProfileDatabase, num_to_measure
+
+MOST_SLOWER = 2
+"""How many numbers of microbatches in turn may be slower than the best of HAP's planner before it
+tries no others."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,8 @@ def find_plan(
     problems = state_problems(ingredients, cluster, counts, database, lost)
     if settings.planner.name in ("hap", "heteroauto"):
         by = _synthesised if settings.planner.name == "hap" else _by_hetero_auto
-        return by(problems, counts if database is None else _measured(problems, counts, database))
+        known = counts if database is None else _measured(problems, counts, database)
+        return by(problems, batch_size, known)
     if settings.planner.shares_context:
         fewest = problems.traced(counts[0])
         if database is not None and not fewest.profile.corrects_costs:
@@ -131,19 +142,68 @@ def _measured(
     return measured or counts
 
 
-def _synthesised(problems: Problems, counts: Sequence[int]) -> Planned:
-    """The plan of HAP's planner, with the fewest microbatches with which it fits."""
+def _synthesised(problems: Problems, batch_size: int, counts: Sequence[int]) -> Planned:
+    """The fastest plan of HAP's planner for some numbers of microbatches.
+
+    Synthesis takes long, and microbatches soon cost more than they save: it ends where several in
+    turn were slower than the best.
+    """
+    return _looked_at(problems, batch_size, counts, _hap_found, DoesNotFitError, MOST_SLOWER)
+
+
+def _by_hetero_auto(problems: Problems, batch_size: int, counts: Sequence[int]) -> Planned:
+    """The fastest plan of HeteroAuto's for some numbers of microbatches."""
+    return _looked_at(problems, batch_size, counts, _refined, InputError, len(counts))
+
+
+def _looked_at(
+    problems: Problems,
+    batch_size: int,
+    counts: Sequence[int],
+    find: Callable[[PlanningProblem], Found],
+    refusal: type[InputError],
+    most_slower: int,
+) -> Planned:
+    """The fastest plan for some numbers of microbatches; where these change the loss, the first.
+
+    Args:
+        problems: the problem for each number.
+        batch_size: examples in a step.
+        counts: the numbers, rising.
+        find: finds the plan for one problem.
+        refusal: what it raises where there is none.
+        most_slower: how many in turn may be slower than the best before the others are left.
+
+    Raises:
+        InputError: there is no plan for any number.
+    """
+    coupling = coupling_among(problems.traced, batch_size, counts)
+    found: list[tuple[PlanningProblem, Found]] = []
+    refused: InputError | None = None
+    slower, tried = 0, 0
     for count in counts:
+        tried += 1
         problem = problems.traced(count)
         try:
-            found = _hap_found(problem)
-        except DoesNotFitError:
-            if count == counts[-1]:
-                raise
+            made = find(problem)
+        except refusal as error:
+            refused = error
             continue
-        found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
-        return Planned(problem, found, (count,), problems)
-    raise AssertionError("some number of microbatches is tried")
+        is_better = all(made.step_time < other.step_time for _, other in found)
+        slower = 0 if is_better else slower + 1
+        found.append((problem, made))
+        if coupling is not None or slower >= most_slower:
+            break
+    if not found:
+        assert refused is not None, "some number of microbatches is tried"
+        raise refused
+    problem, best = min(found, key=lambda each: each[1].step_time)
+    count = problem.num_microbatches
+    notes = notes_of(problem) if coupling is None else (fewest_note(coupling, count),)
+    best = replace(best, plan=replace(best.plan, notes=(*best.plan.notes, *notes)))
+    # Where numbers change the loss, parts of the cluster are compared for the same one.
+    of = tuple(counts[:tried]) if coupling is None else (count,)
+    return Planned(problem, best, of, problems)
 
 
 def hetero_auto_on(
@@ -183,26 +243,6 @@ def _check_hetero_auto(settings: Configuration) -> None:
                 f"planner.{name} is {value}, and {what}, in as many stages as are fastest; leave "
                 f"it out, or set planner.name = 'harp'"
             )
-
-
-def _by_hetero_auto(problems: Problems, counts: Sequence[int]) -> Planned:
-    """The best plan of HeteroAuto's for some numbers of microbatches."""
-    found: list[tuple[PlanningProblem, Found]] = []
-    errors: list[InputError] = []
-    for count in counts:
-        problem = problems.traced(count)
-        try:
-            found.append((problem, _refined(problem)))
-        except InputError as error:
-            errors.append(error)
-        if found and notes_of(problem):
-            # Another number of microbatches is another loss: the fewest that fit.
-            break
-    if not found:
-        raise errors[-1]
-    problem, best = min(found, key=lambda each: each[1].step_time)
-    best = replace(best, plan=replace(best.plan, notes=(*best.plan.notes, *notes_of(problem))))
-    return Planned(problem, best, tuple(counts), problems)
 
 
 def _refined(problem: PlanningProblem) -> Found:

@@ -14,11 +14,13 @@ import optax
 import pytest
 
 from hetjax import planner
+from hetjax.commands import planning
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.models import model_of, recipe
 from hetjax.planner import DynamicProgram, Plan
 from hetjax.planner.harp.microbatches import divisors
+from hetjax.planner.problem.problems import Problems
 from hetjax.planner.work import coupled_examples
 
 RESNET = model_of(recipe("resnet-quickstart"))
@@ -166,6 +168,38 @@ def test_parts_are_compared_by_the_same_loss(capsys: pytest.CaptureFixture[str])
     free = json.loads(capsys.readouterr().out)
     assert command([*words, "--gin", "train.microbatches = 1", "--json"]) == 0
     assert free["parts"] == json.loads(capsys.readouterr().out)["parts"]
+
+
+@pytest.mark.parametrize("name", ["heteroauto", "hap"])
+def test_other_planners_leave_a_batch_whole_that_is_normalised(
+    name: str, capsys: pytest.CaptureFixture[str]
+):
+    words = ["--config", str(CONFIGS / "resnet_quickstart.gin"), "--gin", "planner.min_stages = 1"]
+    words += ["--gin", f"planner.name = '{name}'", "--gin", "cluster.play = False", "--json"]
+    command = importlib.import_module("hetjax.plan").main
+    assert command([*words, "--gin", "train.microbatches = None"]) == 0
+    free = json.loads(capsys.readouterr().out)
+    assert free["num_microbatches"] == 1
+    assert any(each.startswith("1 microbatch, the fewest that fit: ") for each in free["notes"])
+    assert command([*words, "--gin", "train.microbatches = 1"]) == 0
+    assert free["parts"] == json.loads(capsys.readouterr().out)["parts"]
+
+
+def test_hap_takes_the_number_that_is_fastest_and_not_the_first_that_fits():
+    rows = jax.ShapeDtypeStruct((4096, 256), jnp.float32)
+    counts = (1, 2, 4, 8, 16)
+
+    def state(count: int) -> planner.PlanningProblem:
+        asked = {"cluster": cluster_of(16 * 10**6), "optimizer": SGD}
+        return planner.make_problem(loss, WEIGHTS, rows, num_microbatches=count, **asked)
+
+    problems = Problems(state, lambda count: state(count).program, 4096, counts)
+    planned = planning._synthesised(problems, 4096, counts)
+    seconds = {n: planner.HapPlanner().synthesise(state(n)).seconds for n in counts}
+    assert planned.problem.num_microbatches == min(seconds, key=lambda n: seconds[n]) == 2
+    assert planned.found.step_time == pytest.approx(seconds[2])
+    # Two in turn were slower: no other is tried.
+    assert planned.tried == (1, 2, 4, 8)
 
 
 def test_plans_that_differ_in_their_notes_compute_the_same():

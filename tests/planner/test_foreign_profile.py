@@ -22,6 +22,7 @@ from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.timeline.simulate import simulate_schedule
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner import Plan, PlanOptions, simulate
+from hetjax.planner.foreign.foreign_costs import ForeignCosts
 from hetjax.planner.foreign.foreign_planner import ForeignFound, ForeignPlanner
 from hetjax.planner.foreign.foreign_profile import (
     ForeignProfile,
@@ -234,6 +235,23 @@ def test_tied_parameters_are_held_once_in_a_stage_and_exchanged_between_stages()
     held = 4 * (2 * 4e6 + 2.4e7)
     assert (one.stages[0].state_bytes, one.sharing_seconds) == (held, 0.0)
     assert two.sharing_seconds == pytest.approx(2 * (4e6 / LINK.bandwidth + LINK.latency))
+
+
+def test_layers_tied_to_one_owner_are_held_once_in_a_stage_without_it():
+    tied = deepcopy(TWO_KINDS)
+    tied["layers"] = [{**BLOCK, "name": name} for name in ("first", "block", "a", "b", "c")]
+    tied["layers"][2:] = [{**each, "tied_to": "first"} for each in tied["layers"][2:]]
+    tied["times"] = [
+        {**each, "layer": layer["name"]}
+        for layer in tied["layers"]
+        for each in TWO_KINDS["times"]
+        if each["layer"] == "head"
+    ]
+    costs = ForeignCosts(checked_foreign_profile(tied, "made up"), cluster(OLD), 1)
+    held = costs.estimate(next(costs.executions(costs._cluster.subclusters[0], (1, 1))))
+    own = 2 * 4e6 + 2.4e7
+    for run, times in {(2, 3): 1, (2, 4): 1, (2, 5): 1, (1, 5): 2, (0, 2): 2, (0, 5): 2}.items():
+        assert held.state_bytes[run] == times * own
 
 
 def test_a_plan_is_an_ordinary_one():

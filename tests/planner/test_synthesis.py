@@ -5,7 +5,10 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from random import Random
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -17,8 +20,13 @@ from hypothesis import strategies as st
 
 from hetjax import planner
 from hetjax.errors import InputError
-from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh, kind
+from hetjax.pipeline.program.traced_program import num_bytes
+from hetjax.pipeline.stages.cutting import cut
+from hetjax.pipeline.stages.traced_modules import modules_of, trace_modules
+from hetjax.pipeline.stages.traced_stage import halve
 from hetjax.planner import HapPlanner, Member, PlanOptions, make_problem, predict
+from hetjax.planner.costs.member_rates import member_rates
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import (
     COLUMNS,
@@ -27,9 +35,11 @@ from hetjax.planner.hap.forced import (
     REPLICATED,
     ROWS,
     STATE_SHARDED,
+    Forced,
 )
+from hetjax.planner.hap.hap_planner import chain_of_problem, cluster_members
 from hetjax.planner.hap.ratios import whole_units
-from hetjax.planner.hap.synthesis import ratio_problem, synthesise, synthesise_at
+from hetjax.planner.hap.synthesis import fits, ratio_problem, synthesise, synthesise_at
 from hetjax.planner.hap.tables import as_graph
 from hetjax.planner.hap.writing import shares_of
 from hetjax.planner.intra_op.integer_program import solve
@@ -38,6 +48,7 @@ from hetjax.planner.module_programs.rates import ClassRates, DirectNetwork, Memb
 from hetjax.planner.module_programs.reading import read_programs
 from hetjax.planner.module_programs.step_time import Span, WaitingClock, step_time
 from hetjax.planner.module_programs.ways import WayLoad
+from hetjax.planner.work.stage_work import inputs_of
 
 NUMBERS = st.integers(0, 2**32 - 1)
 TWO = published_rates(1, 1)
@@ -277,6 +288,49 @@ def test_a_plan_is_predicted_to_take_what_it_was_found_to(model: HapModel, micro
     np.testing.assert_allclose(prediction.step_time, made.seconds)
 
 
+def lies_anyhow(*_: Any) -> Any:
+    """In place of how values of one device lie."""
+
+
+def rows(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, np.float32)
+
+
+@pytest.mark.parametrize("width", [64, 4])
+def test_what_members_hold_is_what_the_stage_keeps_that_runs(width: int):
+    """Also what crosses edges of modules: of blocks that are narrow inside, nearly all of it."""
+
+    def loss(parameters, batch):
+        x = batch["x"] @ parameters["first"]
+        for up, down in parameters["blocks"]:
+            x = x + jnp.tanh(x @ up) @ down
+        return jnp.mean((x @ parameters["head"]) ** 2)
+
+    blocks = [(rows(32, width), rows(width, 32))] * 6
+    parameters = {"first": rows(32, 32), "blocks": blocks, "head": rows(32, 32)}
+    problem = make_problem(
+        loss,
+        parameters,
+        {"x": rows(128, 32)},
+        cluster=cluster(),
+        optimizer=optax.sgd(1e-3),
+        num_microbatches=1,
+    )
+    program, chain = problem.program, chain_of_problem(problem)
+    assert len(chain.modules) > 3
+    (stage,) = cut(program, [0, program.num_positions])
+    (inputs,) = inputs_of(program, [stage])
+    edges = [*(module.start for module in chain.modules), program.num_positions]
+    runs = modules_of(program, edges)
+    traced = trace_modules(stage, runs, *inputs, (0,), [{} for _ in runs], lies_anyhow)
+    kept = halve(traced, is_last=True).residuals
+    plan = HapPlanner(DATA_PARALLEL, (0.5, 0.5)).plan(problem)
+    prediction = predict(plan, problem).prediction
+    assert prediction is not None
+    held = sum(member.activation_bytes for member in prediction.stages[0].members)
+    assert held == sum(num_bytes(traced.flat.avals[value]) for value in kept)
+
+
 def test_what_does_not_fit_whole_is_divided():
     """Each member has memory for less than the whole state."""
     model = vit(8, 2, 96, 384, 4)
@@ -292,6 +346,56 @@ def test_what_does_not_fit_whole_is_divided():
     assert made.found.seconds >= whole.found.seconds
 
 
+@pytest.mark.parametrize("part", [0.8, 0.65])
+def test_what_fits_is_no_slower_than_in_fixed_ratios_that_fit(part: float):
+    """One of two members has memory for a part of what the fastest program needs."""
+    up, down, square = (
+        jax.ShapeDtypeStruct(shape, np.float32)
+        for shape in ((1024, 4096), (4096, 1024), (1024, 1024))
+    )
+    parameters = [square, *[(up, down)] * 4, square]
+
+    def loss(parameters, x):
+        first, *blocks, head = parameters
+        x = x @ first
+        for up, down in blocks:
+            x = x + jnp.tanh(x @ up) @ down
+        return jnp.mean((x @ head) ** 2)
+
+    link = Link(100e9, 1e-5)
+
+    def problem_with(*memories: float) -> planner.PlanningProblem:
+        kinds = [
+            replace(kind(name), name=name.lower(), memory_bytes=int(memory))
+            for name, memory in zip(("V100", "P100"), memories, strict=True)
+        ]
+        parts = tuple(Subcluster(each.name, each, 1, 1, link, link) for each in kinds)
+        on = Cluster("two", parts, ((parts[0].name, parts[1].name, link),))
+        batch = jax.ShapeDtypeStruct((512, 1024), np.float32)
+        return make_problem(
+            loss,
+            parameters,
+            batch,
+            cluster=on,
+            optimizer=optax.adam(1e-3),
+            num_microbatches=1,
+        )
+
+    roomy = problem_with(16e9, 16e9)
+    told = predict(HapPlanner().plan(roomy), roomy).prediction
+    assert told is not None
+    needed = max(member.memory_bytes for member in told.stages[0].members)
+    tight = problem_with(part * needed / 0.9, 16e9)
+    rates = member_rates(tight, cluster_members(tight.cluster, tight.microbatch_size))
+    search = ChainSearch(chain_of_problem(tight), tight.optimizer_bytes)
+    found = synthesise(search, rates)
+    assert fits(search, rates, found)
+    every = [synthesise_at(search, rates, np.array([a, 1 - a])) for a in np.linspace(0, 1, 21)]
+    fixed = [each.seconds for each in every if fits(search, rates, each)]
+    assert len(fixed) > 5
+    assert found.seconds <= min(fixed)
+
+
 def test_what_fits_in_no_way_is_refused_with_the_bytes():
     model = vit(8, 1, 96, 384, 4)
     with pytest.raises(InputError, match=r"member \d needs .* bytes on each device, and has"):
@@ -302,6 +406,24 @@ def test_one_device_is_refused():
     lonely = replace(cluster(), subclusters=cluster().subclusters[:1], links=())
     with pytest.raises(InputError, match="one member that can be used, a node or a device of"):
         HapPlanner().plan(problem_of(SMALL[1], lonely))
+
+
+@pytest.mark.parametrize("forced", [STATE_SHARDED, REPLICATED])
+@pytest.mark.parametrize("state_bytes", [0.0, 8.0])
+def test_devices_of_a_node_sum_gradients_and_no_optimizer_state(forced: Forced, state_bytes: float):
+    """By nodes whose devices are joined by a slow link, beside those with a fast one."""
+    model, taken = vit(8, 1, 24, 48, 2), []
+    links = Link(1e9, 1e-6), Link(1e12, 1e-6)
+    for inner in links:
+        parts = [replace(e, intra_node=inner) for e in cluster(devices=4).subclusters]
+        near = replace(cluster(devices=4), subclusters=tuple(parts))
+        problem = replace(problem_of(model, near), optimizer_bytes=state_bytes)
+        predicted = predict(HapPlanner(forced, (0.5, 0.5)).plan(problem), problem).prediction
+        assert predicted is not None
+        taken.append(predicted.stages[0].update_seconds)
+    size = sum(4 * leaf.size for leaf in jax.tree.leaves(model.parameters))
+    slow, fast = (2 * 3 / 4 * size / link.bandwidth for link in links)
+    assert taken[0] - taken[1] == pytest.approx(slow - fast)
 
 
 def test_members_that_see_to_moves_themselves_pay_for_each_byte():

@@ -201,9 +201,13 @@ class ForeignCosts:
     def _held(self, each: list[float]) -> FloatArray:
         """The sums over runs, tied parameters counted once."""
         sums = sums_of_runs(each)
+        last_user: dict[int, int] = {}
         for place, layer in enumerate(self._profile.layers):
-            if layer.tied_to is not None:
-                sums[: layer.tied_to + 1, place + 1 :] -= each[place]
+            owner = place if layer.tied_to is None else layer.tied_to
+            if owner in last_user:
+                # A run that has the user before it has them already, with the owner or without.
+                sums[: last_user[owner] + 1, place + 1 :] -= each[place]
+            last_user[owner] = place
         return sums
 
     def table(self, num_microbatches: int, schedule: str, options: PlanOptions) -> StageTable:

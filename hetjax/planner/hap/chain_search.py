@@ -120,7 +120,8 @@ class ChainSearch:
         for kind, trace in enumerate(self.chain.kinds):
             module = next(each for each in self.chain.modules if each.kind == kind)
             places = frozenset(i for i, part in enumerate(module.parameters) if part in shared)
-            where = (trace, kind, self.dimensions, self.state_bytes, places)
+            held = self.chain.held_inputs[kind]
+            where = (trace, kind, self.dimensions, self.state_bytes, places, held)
             networks.append(ModuleNetwork(*where))
         return networks
 

@@ -49,8 +49,8 @@ class Synthesised:
 class HapPlanner:
     """Plans one stage over all devices, whose members share tensors as is fastest.
 
-    A member is a node; where the cluster is one node, a device. Subclusters without which the stage
-    is faster are left out.
+    A member is a node that is whole; where fewer than two are, a device. Subclusters without which
+    the stage is faster are left out.
 
     Args:
         forced: what programs are looked at; None for all.
@@ -194,10 +194,12 @@ def cluster_members(
     Args:
         cluster: the cluster.
         microbatch_size: examples in a microbatch: devices of a node share those of the node.
-        lost: devices that cannot be used; a node that has lost one is left out.
+        lost: devices that cannot be used. A node that has lost one is left out where two others or
+            more are whole.
 
     Returns:
-        The nodes; the devices, where there is one node.
+        The nodes that are whole; where there are fewer than two of these, devices: all that are
+        left, also those of a whole node.
 
     Example:
         >>> from hetjax.mesh import Link, Subcluster, kind
@@ -205,6 +207,11 @@ def cluster_members(
         >>> box = Cluster("box", (Subcluster("fast", kind("RTX4090"), 1, 2, link, link),))
         >>> [str(member.submesh) for member in cluster_members(box, 8)]
         ['fast[0:1] 1x1', 'fast[1:2] 1x1']
+        >>> pair = Cluster("pair", (Subcluster("fast", kind("RTX4090"), 2, 2, link, link),))
+        >>> [str(member.submesh) for member in cluster_members(pair, 8)]
+        ['fast[0:2] 1x2', 'fast[2:4] 1x2']
+        >>> [str(member.submesh) for member in cluster_members(pair, 8, frozenset({3}))]
+        ['fast[0:1] 1x1', 'fast[1:2] 1x1', 'fast[2:3] 1x1']
     """
     whole = [
         SubMesh(each.name, start, (1, each.devices_per_node))

@@ -25,7 +25,9 @@ from hetjax.planner.module_programs.module_chain import ModuleTrace
 from hetjax.planner.module_programs.program import (
     ModuleProgram,
     Stored,
+    input_load,
     move_between,
+    sum_load,
     update_load,
 )
 from hetjax.planner.module_programs.ways import (
@@ -85,6 +87,7 @@ class ModuleNetwork:
         dimensions: the classes of dimensions.
         state_bytes: bytes of optimizer state for each element of a parameter.
         shared: the places of parameters that other modules have, too.
+        held_inputs: as for `ModuleProgram`.
 
     Attributes:
         choices: for each variable what it chooses from.
@@ -110,6 +113,7 @@ class ModuleNetwork:
     dimensions: Dimensions
     state_bytes: float
     shared: frozenset[int] = frozenset()
+    held_inputs: frozenset[int] = frozenset()
     choices: list[Sequence[object]] = field(default_factory=list)
     loads: list[WayLoad] = field(default_factory=list)
     moves: list[MoveOf] = field(default_factory=list)
@@ -143,6 +147,7 @@ class ModuleNetwork:
         self.returned = [self._output(operand) for operand in self.trace.returned.values()]
         for value in list(self.takers):
             self._join(value)
+        self._charge_sums()
         self._finish()
 
     @property
@@ -164,6 +169,8 @@ class ModuleNetwork:
         layouts = layouts_of(value, self.kind, self.trace, self.dimensions)
         variable = self._variable(layouts)
         self.makers[value] = Maker(variable, layouts)
+        for number, layout in enumerate(layouts if value in self.held_inputs else ()):
+            self._charge((variable,), number, input_load(*self._where, value, layout))
         return variable
 
     def _parameter(self, place: int) -> int:
@@ -186,6 +193,19 @@ class ModuleNetwork:
             if gather is not None and place in traced.trained:
                 self._charge((variable,), number, gather)
         return variable
+
+    def _charge_sums(self) -> None:
+        """What members' devices sum of gradients, by how these are made."""
+        traced = self.trace.traced
+        for place in sorted(set(traced.trained) - self.shared):
+            gradient = traced.gradients[place]
+            maker = self.makers.get(gradient) if isinstance(gradient, int) else None
+            if maker is None or maker.variable < 0:
+                continue
+            assert isinstance(gradient, int), "it is made"
+            for number, made in enumerate(maker.layouts):
+                load = sum_load(*self._where, gradient, made)
+                self._charge((maker.variable,), number, load)
 
     def _equation(self, equation: int) -> None:
         step = self.trace.traced.flat.steps[equation]
@@ -317,7 +337,7 @@ class ModuleNetwork:
         self._slices = [slice(a, b) for a, b in itertools.pairwise(starts.tolist())]
         self.charged_loads, self.charged_moves = Loads(self.loads), Moves(self.moves)
         self.once = (
-            np.array([each.updated + each.shared_updated > 0 for each in self.loads], bool),
+            np.array([each.is_of_update for each in self.loads], bool),
             np.array([each.once for each in self.moves], bool),
         )
         self.sizes = [len(each) for each in self.choices]
@@ -385,6 +405,7 @@ class ModuleNetwork:
             inputs,
             frozenset(wholes),
             self.shared,
+            held_inputs=self.held_inputs,
         )
 
     def _without_needless_summands(

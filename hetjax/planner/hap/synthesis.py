@@ -33,6 +33,12 @@ GOOD_GAP = 1e-3
 MOST_PRESSURES = 12
 """How often bytes count for more, before a model is said not to fit."""
 
+_MOST_POWER = 8.0
+"""How often ratios to begin with are at most made as much smaller as a member's memory is short."""
+
+_HALVINGS = 6
+"""How closely is sought how often they must be."""
+
 
 @dataclass(frozen=True, eq=False)
 class Synthesis:
@@ -105,15 +111,28 @@ def _limits(rates: Rates) -> FloatArray:
 
 
 def _fitting(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
-    """The best pair that was met that fits, with bytes that count for more and more seconds."""
+    """The fastest pair that was met that fits.
+
+    Met by going on from what fits rather than from what is fast, and with bytes that count for more
+    and more seconds.
+    """
+    fitting: list[Synthesis] = []
+    room = np.minimum(1.0, _limits(rates) / needed_bytes(search, rates, found))
+    preferring = _alternated(search, rates, room)
+    if fits(search, rates, preferring):
+        fitting.append(preferring)
     pressure, tried = found.seconds / np.maximum(1.0, _limits(rates)) / 16, found
     for _ in range(MOST_PRESSURES):
         pressed = replace(rates, pressure=tuple(pressure.tolist()))
         tried = _alternated(search, pressed)
         if fits(search, rates, tried):
-            return _relieved(search, rates, tried)
+            fitting.append(tried)
+            break
         over = needed_bytes(search, rates, tried) > _limits(rates)
         pressure = np.where(over, 4 * pressure, pressure)
+    if fitting:
+        relieved = [_relieved(search, rates, each) for each in fitting]
+        return min(relieved, key=lambda each: each.seconds)
     needed, limits = needed_bytes(search, rates, tried), _limits(rates)
     worst = int(np.argmax(needed / limits))
     raise DoesNotFitError(
@@ -128,11 +147,28 @@ def _relieved(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
     return replace(found, program=_rated(search, rates, found.program, found.shares))
 
 
-def _alternated(search: ChainSearch, rates: Rates) -> Synthesis:
-    alternation = _Alternation(search, rates)
+def _alternated(search: ChainSearch, rates: Rates, room: FloatArray | None = None) -> Synthesis:
+    """The best pair that is met.
+
+    Args:
+        search: finds programs.
+        rates: what computing and moving takes.
+        room: for what part of what the fastest pair needs each member has memory, where that does
+            not fit: what fits is then better than what does not, however fast that is.
+    """
+    alternation = _Alternation(search, rates, prefers_what_fits=room is not None)
     alternation.run(rates.proportional)
     if np.ptp(rates.proportional):
         alternation.run(np.full(rates.count, 1 / rates.count))
+    if room is not None:
+        too_little, enough = 0.0, _MOST_POWER
+        for _ in range(_HALVINGS):
+            power = (too_little + enough) / 2
+            parts = rates.proportional * room**power
+            if alternation.run(parts / parts.sum()):
+                enough = power
+            else:
+                too_little = power
     return alternation.checked()
 
 
@@ -155,36 +191,52 @@ def synthesise_at(search: ChainSearch, rates: Rates, parts: FloatArray) -> Synth
 
 
 class _Alternation:
-    def __init__(self, search: ChainSearch, rates: Rates):
+    def __init__(self, search: ChainSearch, rates: Rates, *, prefers_what_fits: bool):
         self._search, self._rates = search, rates
+        self._prefers_what_fits = prefers_what_fits
         self.best: Synthesis | None = None
 
-    def run(self, start: FloatArray) -> None:
-        """Go on from some ratios while that makes the step faster."""
-        search, rates = self._search, self._rates
+    def run(self, start: FloatArray) -> bool:
+        """Go on from some ratios while that makes the step faster.
+
+        Returns:
+            Whether the best program in these ratios fits.
+        """
+        search, rates, has_room = self._search, self._rates, None
         ratios = np.tile(start, (len(search.networks), 1))
         for _ in range(MOST_ROUNDS):
             shares = _shares_of(search, rates, ratios)
             program = search.best(rates, shares, _slowest(rates))
             self._keep(program, ratios, shares)
+            if has_room is None:
+                has_room = fits(search, rates, Synthesis(program, ratios, shares, 0))
             found = best_ratios(ratio_problem(search, program, rates, shares), rates)
             if found is None:
-                return
+                break
             # The same program in better ratios is better than the best so far, or nothing is.
             shares = _shares_of(search, rates, found)
             rated = _rated(search, rates, program, shares)
             if not self._keep(rated, found, shares):
-                return
+                break
             ratios = found
+        return bool(has_room)
 
     def _keep(
         self, program: ChainProgram, ratios: FloatArray, shares: tuple[FloatArray, ...]
     ) -> bool:
         """Keep what is better than the best so far; whether it is."""
-        if self.best is not None and program.seconds >= self.best.seconds * (1 - 1e-6):
+        found = Synthesis(program, ratios, shares, self._search.expansions)
+        if self.best is not None and not self._is_better(found, self.best):
             return False
-        self.best = Synthesis(program, ratios, shares, self._search.expansions)
+        self.best = found
         return True
+
+    def _is_better(self, found: Synthesis, best: Synthesis) -> bool:
+        if self._prefers_what_fits:
+            has_room, had_room = (fits(self._search, self._rates, e) for e in (found, best))
+            if has_room != had_room:
+                return has_room
+        return found.seconds < best.seconds * (1 - 1e-6)
 
     def checked(self) -> Synthesis:
         """The best pair, with a bound that is as high as weights make it."""
@@ -197,7 +249,10 @@ class _Alternation:
             faster = best if best.seconds < first.seconds else first
             first = replace(faster, bound=best.bound)
         program = _weighted(search, rates, found.shares, first)
-        return replace(found, program=program, expansions=search.expansions)
+        proved = replace(found, program=program, expansions=search.expansions)
+        if self._prefers_what_fits and fits(search, rates, found) > fits(search, rates, proved):
+            return found
+        return proved
 
 
 def _shares_of(search: ChainSearch, rates: Rates, ratios: FloatArray) -> tuple[FloatArray, ...]:

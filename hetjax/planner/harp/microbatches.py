@@ -113,7 +113,7 @@ def choose_microbatches(
         InputError: the model fits with no number; the message is that of the most microbatches.
     """
     tried = counts or divisors(batch_size)
-    coupling = _coupling(traced or problem_for, batch_size, tried)
+    coupling = coupling_among(traced or problem_for, batch_size, tried)
     if coupling is not None:
         return _fewest(coupling, problem_for, planner, tried, told, traced or problem_for)
     fitting = look_at(problem_for, batch_size, planner, tried, told)
@@ -133,10 +133,19 @@ def choose_microbatches(
     return Choice(problem, found, step_times, tuple(plans.values()), beside)
 
 
-def _coupling(
+def coupling_among(
     problem_for: Callable[[int], PlanningProblem], batch_size: int, counts: Sequence[int]
 ) -> Coupling | None:
-    """Why another number of microbatches may be another loss; None where there is no choice."""
+    """Why another number of microbatches may be another loss.
+
+    Args:
+        problem_for: the problem for a number of microbatches, with a program that can be computed.
+        batch_size: examples in a step.
+        counts: the numbers that are chosen from.
+
+    Returns:
+        None where that is not so, or where there is no choice.
+    """
     several = sorted(count for count in counts if count < batch_size)
     if len(counts) < 2 or not several:
         return None
@@ -164,12 +173,18 @@ def _fewest(
             told(place + 1, len(counts), f"microbatches of {problem.microbatch_size}")
         if found is not None:
             step_times[count] = found.step_time
-            plan = replace(found.plan, notes=(_fewest_note(coupling, count),))
+            plan = replace(found.plan, notes=(fewest_note(coupling, count),))
             return Choice(traced(count), replace(found, plan=plan), step_times)
     raise InputError(does_not_fit(problem_for(max(counts))))
 
 
-def _fewest_note(coupling: Coupling, count: int) -> str:
+def fewest_note(coupling: Coupling, count: int) -> str:
+    """What is to be known of a plan with the fewest microbatches that fit.
+
+    Args:
+        coupling: why another number may be another loss.
+        count: how many there are.
+    """
     return (
         f"{count} microbatch{'es' if count > 1 else ''}, the fewest that fit: {coupling}, so "
         f"another number may be another loss; train.microbatches (num_microbatches in Python) sets "

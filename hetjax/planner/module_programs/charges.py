@@ -55,7 +55,7 @@ class Loads:
 
     @cached_property
     def figures(self) -> NDArray[np.float64]:
-        """A row for each load: class, whether by examples, four figures alone and shared."""
+        """A row for each load: class, whether by examples, five figures alone and shared."""
         return np.array([_figures(each) for each in self.all])
 
 
@@ -98,9 +98,11 @@ def _figures(load: WayLoad) -> tuple[float, ...]:
         load.flops,
         load.traffic,
         load.updated,
+        load.summed,
         load.held,
         load.shared_flops,
         load.shared_traffic,
         load.shared_updated,
+        load.shared_summed,
         load.shared_held,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +25,7 @@ class ModuleTrace:
         forward: the numbers of its equations of the forward pass.
         returned: the cotangents that it gives back, by the place of the received value.
         residuals: the values that the forward pass keeps for the backward pass.
+        kept_inputs: the values received that the backward pass reads.
         is_last: whether it computes the loss.
     """
 
@@ -30,12 +33,24 @@ class ModuleTrace:
     forward: frozenset[int]
     returned: dict[int, Operand]
     residuals: frozenset[int]
+    kept_inputs: frozenset[int]
     is_last: bool
 
     @cached_property
     def num_bytes(self) -> tuple[int, ...]:
         """The size of each value in bytes."""
         return tuple(map(num_bytes, self.traced.flat.avals))
+
+    def has_anyway(self, place: int) -> bool:
+        """Whether what it sends at a place is there for its backward pass, too.
+
+        Args:
+            place: the place.
+        """
+        traced = self.traced
+        held = {*self.residuals, *self.kept_inputs, *traced.parameters, *traced.batch}
+        operand = traced.sent[place]
+        return not isinstance(operand, int) or operand in held
 
 
 @dataclass(frozen=True)
@@ -84,6 +99,34 @@ class ModuleChain:
             twice.update(part for part in module.parameters if part in seen)
             seen.update(module.parameters)
         return frozenset(twice)
+
+    @cached_property
+    def new_inputs(self) -> tuple[frozenset[int], ...]:
+        """For each module the values received that are kept for its backward pass.
+
+        But those that the module before has anyway; of the first module none.
+        """
+        found = [frozenset[int]()] * bool(self.modules)
+        for before, module in itertools.pairwise(self.modules):
+            trace, sender = self.kinds[module.kind], self.kinds[before.kind]
+            pairs = zip(trace.traced.received, module.receives, strict=True)
+            found.append(
+                frozenset(
+                    value
+                    for value, received in pairs
+                    if value in trace.kept_inputs
+                    and not sender.has_anyway(before.sends.index(received))
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def held_inputs(self) -> tuple[frozenset[int], ...]:
+        """For each trace the `new_inputs` of most of its modules."""
+        found: list[Counter[frozenset[int]]] = [Counter() for _ in self.kinds]
+        for module, inputs in zip(self.modules[1:], self.new_inputs[1:], strict=True):
+            found[module.kind][inputs] += 1
+        return tuple(each.most_common(1)[0][0] if each else frozenset[int]() for each in found)
 
 
 MOST_CROSSING = 2
@@ -146,7 +189,9 @@ class ModuleTraces:
             returned = dict(zip(passes.returned_places, passes.returned, strict=True))
             self._known[key] = len(self._traces)
             kept = frozenset(passes.residuals)
-            self._traces.append(ModuleTrace(traced, forward, returned, kept, is_last))
+            read = {value for step in passes.backward for value in step.values()}
+            taken = frozenset(read.intersection(traced.received))
+            self._traces.append(ModuleTrace(traced, forward, returned, kept, taken, is_last))
         return self._known[key]
 
 

@@ -73,6 +73,8 @@ class ModuleProgram:
         by_even_parts: the values that are brought to even parts on their way, with how they lie at
             its end; None: all for which that is faster.
         gives_back: how cotangents shall lie that go to another stage; None: as they are made.
+        held_inputs: the values received that are kept for the backward pass, and not by the module
+            before anyway; of most such modules.
     """
 
     trace: ModuleTrace
@@ -85,6 +87,7 @@ class ModuleProgram:
     shared: frozenset[int] = frozenset()
     by_even_parts: frozenset[tuple[int, int]] | None = None
     gives_back: int | None = None
+    held_inputs: frozenset[int] = frozenset()
 
     @cached_property
     def _made(self) -> dict[int, int]:
@@ -122,6 +125,15 @@ class ModuleProgram:
     def loads(self) -> Loads:
         """What each equation makes each member compute."""
         return Loads(way.load for way in self.ways)
+
+    def input_loads(self, values: frozenset[int]) -> Loads:
+        """What members hold of values received.
+
+        Args:
+            values: those that are kept.
+        """
+        where = self.trace, self.kind, self.dimensions
+        return Loads(input_load(*where, each, self.made(each)) for each in sorted(values))
 
     @cached_property
     def charged_moves(self) -> Moves:
@@ -191,6 +203,17 @@ class ModuleProgram:
                 yield update_load(
                     self.trace, self.kind, self.dimensions, place, stored, state_bytes
                 )
+                yield from self.sum_loads(place)
+
+    def sum_loads(self, place: int) -> Iterator[WayLoad]:
+        """What the devices of each member sum of a gradient, which lies as it is made.
+
+        Args:
+            place: the parameter's place.
+        """
+        gradient = self.trace.traced.gradients[place]
+        if isinstance(gradient, int) and place in self.trace.traced.trained:
+            yield sum_load(self.trace, self.kind, self.dimensions, gradient, self.made(gradient))
 
 
 def move_of(
@@ -301,6 +324,58 @@ def update_load(
     )
 
 
+def sum_load(
+    trace: ModuleTrace, kind: int, dimensions: Dimensions, gradient: int, made: int
+) -> WayLoad:
+    """What a member's devices, which share examples, sum of a gradient in a step.
+
+    Args:
+        trace: the trace of a module that makes it.
+        kind: the number of that.
+        dimensions: the classes of dimensions.
+        gradient: the value.
+        made: how it is made.
+    """
+    aval = trace.traced.flat.avals[gradient]
+    summed = float(math.prod(aval.shape) * accumulator_dtype(aval.dtype).itemsize)
+    is_divided = made >= 0
+    return WayLoad(
+        flops=0.0,
+        shared_flops=0.0,
+        traffic=0.0,
+        shared_traffic=0.0,
+        divided=dimensions.class_of(kind, gradient, made) if is_divided else -1,
+        by_examples=False,
+        summed=0.0 if is_divided else summed,
+        shared_summed=summed if is_divided else 0.0,
+    )
+
+
+def input_load(
+    trace: ModuleTrace, kind: int, dimensions: Dimensions, value: int, layout: int
+) -> WayLoad:
+    """What members hold of a value received that is kept for the backward pass.
+
+    Args:
+        trace: the trace of a module that receives it.
+        kind: the number of that.
+        dimensions: the classes of dimensions.
+        value: the value.
+        layout: how it lies.
+    """
+    size, is_divided = float(trace.num_bytes[value]), layout >= 0
+    return WayLoad(
+        flops=0.0,
+        shared_flops=0.0,
+        traffic=0.0,
+        shared_traffic=0.0,
+        divided=dimensions.class_of(kind, value, layout) if is_divided else -1,
+        by_examples=dimensions.examples in dimensions.classes[kind][value],
+        held=0.0 if is_divided else size,
+        shared_held=size if is_divided else 0.0,
+    )
+
+
 def shared_update(
     program: ModuleProgram, place: int, state_bytes: float
 ) -> tuple[list[WayLoad], list[MoveOf]]:
@@ -317,7 +392,7 @@ def shared_update(
     gather = move_of(program, value, stored.update, stored.layout, once=True)
     if place not in program.trace.traced.trained:
         gather = None
-    return [load], [gather] if gather else []
+    return [load, *program.sum_loads(place)], [gather] if gather else []
 
 
 def layouts_text(layouts: Sequence[int]) -> str:

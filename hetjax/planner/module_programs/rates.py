@@ -211,13 +211,14 @@ class Rates:
                 continue
             alone = np.where(table[:, 1] > 0, 1.0, float(member.devices))
             inner = 2 * (member.devices - 1) / member.devices / member.inner_bandwidth
-            flops, traffic, updated = table[:, 2:5].T + table[:, 6:9].T * part[:, m]
+            figures = table[:, 2:6].T + table[:, 7:11].T * part[:, m]
+            flops, traffic, updated, summed = figures
             computing = flops / member.flops + traffic / member.traffic
             if member.classes is not None:
                 whole = np.array([member.classes.seconds(load.work) for load in loads.all])
                 shared = _share_of(table, part[:, m])
                 computing = whole * shared / member.devices + _LITTLE * computing
-            seconds[:, m] = alone * computing + updated * (1 / member.updated + inner)
+            seconds[:, m] = alone * computing + updated / member.updated + summed * inner
             if self.pressure:
                 seconds[:, m] += self.pressure[m] * self._held(table, part[:, m], member)
         return seconds
@@ -240,7 +241,7 @@ class Rates:
     def _held(self, table: Shares, part: Shares, member: MemberSpeed) -> Shares:
         """What a device of a member holds of each load."""
         devices = np.where(table[:, 1] > 0, float(member.devices), 1.0)
-        return (table[:, 5] + table[:, 9] * part) / devices
+        return (table[:, 6] + table[:, 11] * part) / devices
 
     def move_seconds(self, moves: Moves, shares: Shares) -> NDArray[np.float64]:
         """What moves take, `[moves]`.
@@ -312,7 +313,7 @@ class Rates:
 
 def _share_of(table: Shares, part: Shares) -> Shares:
     """What share of their whole work loads are: of FLOPs, and of bytes where there are none."""
-    of_flops = table[:, 2] + table[:, 6] > 0
+    of_flops = table[:, 2] + table[:, 7] > 0
     alone = np.where(of_flops, table[:, 2], table[:, 3])
-    shared = np.where(of_flops, table[:, 6], table[:, 7])
+    shared = np.where(of_flops, table[:, 7], table[:, 8])
     return (alone + shared * part) / np.maximum(alone + shared, 1e-30)

@@ -117,6 +117,7 @@ class _Reader:
                 frozenset(places),
                 by_even,
                 gives_back,
+                self.chain.held_inputs[each.module.kind],
             )
         return self._programs[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -215,6 +216,8 @@ def spans_of(
         cut(2, waiting[len(steps)])
     updates = rates.load_seconds(Loads(program.update_loads(state_bytes)), shares)
     opened[2] = opened[2] + updates.sum(axis=0)
+    inputs = program.input_loads(program.held_inputs)
+    opened[0] = opened[0] + rates.load_seconds(inputs, shares).sum(axis=0)
     for which in range(3):
         found[which].append(Span(opened[which], None))
     return found
@@ -258,6 +261,9 @@ def held_bytes(
             known[id(program)] = held, rates.held_bytes(program.loads, shares)
         mine = known[id(program)]
         state, residuals = state + times * mine[0], residuals + times * mine[1]
+        for inputs, count in Counter(chain.new_inputs[place : place + times]).items():
+            loads = program.input_loads(inputs)
+            residuals = residuals + count * rates.held_bytes(loads, shares)
     for kind, loads, _ in shared_updates(chain, programs, state_bytes):
         state = state + rates.held_bytes(Loads(loads), ratios[kind])
     return HeldBytes(state, residuals)

@@ -37,6 +37,8 @@ class WayLoad:
         by_examples: whether a member divides it by examples over its devices.
         updated: bytes of parameters, gradients and state that each member updates.
         shared_updated: those that are divided among them.
+        summed: bytes of gradients that the devices of each member sum among themselves.
+        shared_summed: those that are divided among members.
         held: bytes that each member holds of it, whatever share it has.
         shared_held: bytes that are divided among them.
         work: FLOPs and bytes by class of all of the equation, for members that know their rates.
@@ -50,9 +52,16 @@ class WayLoad:
     by_examples: bool
     updated: float = 0.0
     shared_updated: float = 0.0
+    summed: float = 0.0
+    shared_summed: float = 0.0
     held: float = 0.0
     shared_held: float = 0.0
     work: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def is_of_update(self) -> bool:
+        """Whether it is computed once a step."""
+        return self.updated + self.shared_updated + self.summed + self.shared_summed > 0
 
 
 @dataclass(frozen=True)
