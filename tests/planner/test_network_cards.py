@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner import PlanOptions
+from hetjax.planner.costs.crossing_ends import crossing_parts, end_of, joined_link
 from hetjax.planner.costs.network_cards import (
     PipelineTimes,
     with_cards_of_all,
@@ -23,6 +24,8 @@ from hetjax.planner.harp.candidate_clock import CandidateClock
 from hetjax.planner.harp.candidate_plans import candidate_ends
 from hetjax.planner.harp.fixed_pace import Place
 from hetjax.planner.harp.search import price
+from hetjax.planner.plan.module_shares import ModuleShares
+from hetjax.planner.plan.stage_plan import Member, Shares, StagePlan
 
 KIND = DeviceKind("any", {"float32": 1e12}, 10**9, 1e11, source="made up")
 INSIDE = Link(1e10, 0.0)
@@ -215,3 +218,21 @@ def test_the_clock_of_a_search_counts_the_cards_that_stages_have():
         ends = candidate_ends(table, cluster, (), candidate)
         assert clock.times(candidate, ends).sends == pytest.approx([link.seconds(2e7)])
     assert table.between[0][1].forward[1] == pytest.approx(link.seconds(2e7) / 2)
+
+
+def test_members_that_take_their_input_whole_receive_all_of_it_each():
+    """And of what they send back, which all of them have, each sends as much."""
+    cluster = switch(1e9, 1e9, 1e9)
+    first, *others = (Member(SubMesh(str(n), 0, (1, 1)), (1, 1)) for n in range(3))
+    told = Shares(modules=(ModuleShares(((1, 2),)),))
+    before, program = StagePlan((0, 1), (first,)), StagePlan((1, 2), tuple(others), shares=told)
+    divided = replace(program, shares=Shares(batch=(1, 1)))
+
+    def seconds(sender: StagePlan, receiver: StagePlan) -> float:
+        link = joined_link(crossing_parts(cluster, end_of(sender), end_of(receiver)))
+        return link.latency + 1e9 / link.bandwidth
+
+    assert seconds(before, divided) == pytest.approx(1.0)
+    assert seconds(divided, before) == pytest.approx(1.0)
+    assert seconds(before, program) == pytest.approx(2.0)
+    assert seconds(program, before) == pytest.approx(1.0)

@@ -34,19 +34,30 @@ def end_of(stage: StagePlan) -> End:
     """The end of a transfer that a stage is.
 
     Members that share the context have tokens in the place of examples, in one order in all stages.
+    Those of a program of modules have all examples each where it says nothing of them.
 
     Args:
         stage: the stage.
     """
     context = stage.shares.context
     tokens = () if context is None else context.tokens
-    batch = stage.shares.batch or tokens or (1,) * len(stage.members)
+    batch = stage.shares.batch or tokens
+    if stage.shares.modules and not batch:
+        return tuple((submesh, 1.0) for submesh in stage.submeshes)
+    batch = batch or (1,) * len(stage.members)
     total = sum(batch)
     return tuple((s, size / total) for s, size in zip(stage.submeshes, batch, strict=True))
 
 
+def _is_whole(end: End) -> bool:
+    """Whether each submesh has all examples."""
+    return len(end) > 1 and all(share == 1.0 for _, share in end)
+
+
 def crossing_parts(cluster: Cluster, sender: End, receiver: End) -> tuple[CrossingPart, ...]:
     """What goes from whom to whom: the examples that both have.
+
+    Of submeshes that have all examples each, each sends as many; each receives all.
 
     Args:
         cluster: the devices.
@@ -68,6 +79,14 @@ def crossing_parts(cluster: Cluster, sender: End, receiver: End) -> tuple[Crossi
         a[0:1] 1x1 b[0:1] 1x1 0.25 1000000000.0
         b[0:1] 1x1 b[0:1] 1x1 0.25 25000000000.0
     """
+    if _is_whole(sender):
+        sender = tuple((submesh, 1 / len(sender)) for submesh, _ in sender)
+    if _is_whole(receiver):
+        return tuple(
+            CrossingPart(a, b, mine, cluster.link_between(a, b))
+            for a, mine in sender
+            for b, _ in receiver
+        )
     found = []
     begin = 0.0
     for a, mine in sender:

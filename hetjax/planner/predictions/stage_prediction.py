@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from hetjax.mesh.cluster import Cluster
+from hetjax.mesh.links import Link
 from hetjax.pipeline.timeline.streamed_update import stream_seconds
 from hetjax.planner.costs.context_cost import predict_context
 from hetjax.planner.costs.cost_model import estimate
@@ -87,12 +88,13 @@ def predict_stage(
     stage, work = stages[index], works[index]
     after = works[index + 1] if index + 1 < len(stages) else None
     run = stage_run(plan, stage, problem, work, after)
-    links = [
-        joined_link(crossing_parts(plan.cluster, end_of(a), end_of(b)))
-        for a, b in itertools.pairwise(stages)
-    ]
-    back = transfer_seconds(links[index - 1], work.returned_bytes) if index else 0.0
-    there = transfer_seconds(links[index], after.received_bytes) if after else 0.0
+    there = back = 0.0
+    if index:
+        link = _link(plan.cluster, stage, stages[index - 1])
+        back = transfer_seconds(link, work.returned_bytes)
+    if after:
+        link = _link(plan.cluster, stage, stages[index + 1])
+        there = transfer_seconds(link, after.received_bytes)
     if stage.members_share_context:
         alone = predict_context(plan, pipeline, index, problem, after, run)
     elif stage.shares.modules:
@@ -101,6 +103,11 @@ def predict_stage(
         of_stage = _of_one_member if len(stage.members) == 1 else _of_members
         alone = of_stage(plan, stage, problem, work, run)
     return replace(alone, communication_seconds=there, return_seconds=back)
+
+
+def _link(cluster: Cluster, sender: StagePlan, receiver: StagePlan) -> Link:
+    """What stands for all that is between the members of two stages."""
+    return joined_link(crossing_parts(cluster, end_of(sender), end_of(receiver)))
 
 
 def _of_one_member(
