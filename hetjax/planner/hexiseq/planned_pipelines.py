@@ -6,7 +6,7 @@ stages make their layers again, or are of one member.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,16 +30,28 @@ def planned(problem: PlanningProblem, found: ContextPipelines) -> Plan:
 
     Returns:
         The plan. Stages that are predicted not to fit make their layers again, or are one member
-        each, where they then do; those with a tensor axis say how parameters and values lie.
+        each, whichever then fits and is faster; those with a tensor axis say how parameters and
+        values lie.
     """
     plan = annotated_context(found.plan(problem), problem)
-    mended = plan
-    for smaller in (_made_again, _alone):
-        too_large = {s for s, stage in enumerate(mended.predicted.stages) if not stage.fits}
+    if plan.predicted.fits:
+        return plan
+    ways = (_made_again, _alone), (_alone,)
+    mended = [_mended(problem, found, plan, each) for each in ways]
+    fitting = [each for each in mended if each.predicted.fits]
+    return min(fitting, key=lambda each: each.predicted.step_time, default=plan)
+
+
+def _mended(
+    problem: PlanningProblem, found: ContextPipelines, plan: Plan, ways: Sequence[_Way]
+) -> Plan:
+    """The plan whose stages hold less that do not fit, in one way after the other."""
+    for smaller in ways:
+        too_large = {s for s, stage in enumerate(plan.predicted.stages) if not stage.fits}
         other = _with_smaller(found, too_large, smaller(problem)) if too_large else None
         if other is not None:
-            found, mended = other, annotated_context(other.plan(problem), problem)
-    return mended if mended.predicted.fits else plan
+            found, plan = other, annotated_context(other.plan(problem), problem)
+    return plan
 
 
 class _Slot(NamedTuple):
@@ -62,6 +74,9 @@ class _Slot(NamedTuple):
 
 _Smaller = Callable[[_Slot], "ContextChoice | SingleMember | None"]
 """Another way to run a stage, which holds less; None where there is none."""
+
+
+_Way = Callable[[PlanningProblem], _Smaller]
 
 
 def _made_again(problem: PlanningProblem) -> _Smaller:
