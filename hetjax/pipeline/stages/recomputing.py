@@ -15,6 +15,7 @@ import jax
 
 from hetjax import _compat
 from hetjax.pipeline.program.traced_program import (
+    Operand,
     Step,
     evaluate_steps,
     flatten_jaxpr,
@@ -111,14 +112,12 @@ def with_open_regions(traced: TracedStage) -> TracedStage:
             continue
         if not is_again:
             # Nothing is trained in it or before it: it has no backward pass to be made again for.
-            opened = renumbered(flatten_jaxpr(inner), step.inputs, values)
-            steps += [*opened.steps, *copies(opened.outputs, step.outputs)]
+            steps += _opened(inner, step.inputs, step.outputs, values)
             continue
         moving = [v for v in dict.fromkeys(step.values()) if v not in traced.parameters]
         barrier, behind = _barrier(moving, values)
         inputs = [behind.get(each, each) if isinstance(each, int) else each for each in step.inputs]
-        opened = renumbered(flatten_jaxpr(inner), inputs, values)
-        steps += [barrier, *opened.steps, *copies(opened.outputs, step.outputs)]
+        steps += [barrier, *_opened(inner, inputs, step.outputs, values)]
     return replace(traced, flat=replace(flat, avals=tuple(values.avals), steps=tuple(steps)))
 
 
@@ -137,12 +136,16 @@ def with_open_calls(traced: TracedStage) -> TracedStage:
     steps: list[Step] = []
     for step in flat.steps:
         inner = None if step.equation is None else _compat.inlined_jaxpr(step.equation)
-        if inner is None:
-            steps.append(step)
-            continue
-        opened = renumbered(flatten_jaxpr(inner), step.inputs, values)
-        steps += [*opened.steps, *copies(opened.outputs, step.outputs)]
+        steps += [step] if inner is None else _opened(inner, step.inputs, step.outputs, values)
     return replace(traced, flat=replace(flat, avals=tuple(values.avals), steps=tuple(steps)))
+
+
+def _opened(
+    inner: _compat.ClosedJaxpr, inputs: Sequence[Operand], outputs: Sequence[int], values: Values
+) -> list[Step]:
+    """The steps inside of a step, from its operands to its results."""
+    opened = renumbered(flatten_jaxpr(inner), inputs, values)
+    return [*opened.steps, *copies(opened.outputs, outputs)]
 
 
 def _barrier(moving: Sequence[int], values: Values) -> tuple[Step, dict[int, int]]:

@@ -311,12 +311,7 @@ def update_load(
     own = size + summed if stored.layout == WHOLE else 0
     rest = updated - (size + summed) if stored.layout == WHOLE else updated
     return WayLoad(
-        flops=0.0,
-        shared_flops=0.0,
-        traffic=0.0,
-        shared_traffic=0.0,
         divided=-1 if alone else dimensions.class_of(kind, value, stored.update),
-        by_examples=False,
         updated=updated * is_updated if alone else 0.0,
         shared_updated=0.0 if alone else updated * is_updated,
         held=own + (rest if alone else 0.0),
@@ -340,12 +335,7 @@ def sum_load(
     summed = float(math.prod(aval.shape) * accumulator_dtype(aval.dtype).itemsize)
     is_divided = made >= 0
     return WayLoad(
-        flops=0.0,
-        shared_flops=0.0,
-        traffic=0.0,
-        shared_traffic=0.0,
         divided=dimensions.class_of(kind, gradient, made) if is_divided else -1,
-        by_examples=False,
         summed=0.0 if is_divided else summed,
         shared_summed=summed if is_divided else 0.0,
     )
@@ -365,10 +355,6 @@ def input_load(
     """
     size, is_divided = float(trace.num_bytes[value]), layout >= 0
     return WayLoad(
-        flops=0.0,
-        shared_flops=0.0,
-        traffic=0.0,
-        shared_traffic=0.0,
         divided=dimensions.class_of(kind, value, layout) if is_divided else -1,
         by_examples=dimensions.examples in dimensions.classes[kind][value],
         held=0.0 if is_divided else size,

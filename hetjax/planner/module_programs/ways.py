@@ -44,12 +44,12 @@ class WayLoad:
         work: FLOPs and bytes by class of all of the equation, for members that know their rates.
     """
 
-    flops: float
-    shared_flops: float
-    traffic: float
-    shared_traffic: float
-    divided: int
-    by_examples: bool
+    flops: float = 0.0
+    shared_flops: float = 0.0
+    traffic: float = 0.0
+    shared_traffic: float = 0.0
+    divided: int = -1
+    by_examples: bool = False
     updated: float = 0.0
     shared_updated: float = 0.0
     summed: float = 0.0
