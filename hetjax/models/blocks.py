@@ -1,42 +1,102 @@
 """A model's run of equal blocks: one after another, or stacked and scanned over.
 
 Both forms hold the same numbers: made from the same key, the stacked parameters are the others'
-stacked along a new leading axis. Of a scan JAX traces one block, however many there are.
+stacked along a new leading axis. Either way JAX traces one block, however many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hetjax.models.pure import counted_rngs
+from hetjax.models.pure import counted_rngs, structure_of
 
 Blocks = nnx.List | nnx.Module
 """A list of blocks, or one block whose every parameter has a leading axis of blocks."""
 
 
-def make_blocks(
-    make: Callable[[int, nnx.Rngs], nnx.Module], count: int, *, stacked: bool, rngs: nnx.Rngs
-) -> Blocks:
-    """Make ``count`` blocks, each from a key of its own.
+@dataclass(frozen=True)
+class BlockForm:
+    """How a block is made: blocks of equal forms differ in their numbers alone.
 
     Args:
-        make: makes the block of an index; where they are stacked, that of 0 stands for all.
-        count: how many.
-        stacked: whether to stack them for `run_blocks` to scan over.
+        module: the block's class.
+        config: the model's shape, the first that its class takes.
+        options: what it takes beside that and the keys, by name.
+    """
+
+    module: Callable[..., nnx.Module]
+    config: Hashable
+    options: tuple[tuple[str, Hashable], ...] = ()
+
+    def make(self, key: jax.Array) -> nnx.Module:
+        """The block whose numbers come from a key."""
+        return self.module(self.config, rngs=counted_rngs(key), **dict(self.options))
+
+
+def make_blocks(forms: Sequence[BlockForm], *, stacked: bool, rngs: nnx.Rngs) -> Blocks:
+    """Make blocks, each from a key of its own.
+
+    Args:
+        forms: of each block.
+        stacked: whether to stack them for `run_blocks` to scan over; their forms are equal then.
         rngs: where the keys come from.
 
     Returns:
         The blocks.
     """
-    keys = jax.random.split(rngs.params(), count)
+    keys = jax.random.split(rngs.params(), len(forms))
     if stacked:
-        return nnx.vmap(lambda key: make(0, counted_rngs(key)))(keys)
-    return nnx.List([make(index, counted_rngs(key)) for index, key in enumerate(keys)])
+        return nnx.vmap(forms[0].make)(keys)
+    return nnx.List([_made_once(form, key) for form, key in zip(forms, keys, strict=True)])
+
+
+def _made_once(form: BlockForm, key: jax.Array) -> nnx.Module:
+    if isinstance(key, jax.core.Tracer):
+        return nnx.merge(_graph(form), _numbers(form, key))
+    return form.make(key)
+
+
+@functools.lru_cache(maxsize=32)
+def _graph(form: BlockForm) -> nnx.GraphDef[Any]:
+    return structure_of(lambda: form.make(jax.random.key(0)))[0]
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _numbers(form: BlockForm, key: jax.Array) -> Any:
+    return nnx.to_pure_dict(nnx.state(form.make(key)))
+
+
+def call_block(block: nnx.Module, *arrays: Any, told: tuple[Hashable, ...] = ()) -> Any:
+    """Call a block; of blocks that are alike JAX traces the first, and takes it for the others.
+
+    Args:
+        block: the block.
+        arrays: what it is called with: arrays, or None.
+        told: what it is called with beside these, constants that its trace depends on.
+
+    Returns:
+        What it returns.
+    """
+    graph, state = nnx.split(block)
+    if isinstance(arrays[0], jax.core.Tracer):
+        return _traced_once(graph, nnx.to_pure_dict(state), arrays, told)
+    # Compiled whole, it would round otherwise than its operations do one by one.
+    return block(*arrays, *told)
+
+
+# What is inlined leaves no call behind: a jaxpr of these blocks can be cut anywhere in them.
+@functools.partial(jax.jit, static_argnums=(0, 3), inline=True)
+def _traced_once(
+    graph: nnx.GraphDef[Any], state: Any, arrays: tuple[Any, ...], told: tuple[Hashable, ...]
+) -> Any:
+    return nnx.merge(graph, state)(*arrays, *told)
 
 
 def run_blocks(

@@ -15,7 +15,7 @@ from flax import nnx
 
 from hetjax.errors import InputError
 from hetjax.models import checks
-from hetjax.models.blocks import make_blocks, run_blocks
+from hetjax.models.blocks import BlockForm, call_block, make_blocks, run_blocks
 from hetjax.models.experts import Experts
 from hetjax.models.layers import (
     INIT_STD,
@@ -114,12 +114,9 @@ class GPT(nnx.Module):
         self.config = config
         self.token_embedding = embedding(config.vocabulary, config.width, rngs)
         self.position_embedding = embedding(config.sequence, config.width, rngs)
-        self.blocks = make_blocks(
-            lambda index, rngs: GPTBlock(config, expert=_has_experts(config, index), rngs=rngs),
-            config.blocks,
-            stacked=config.scan_blocks,
-            rngs=rngs,
-        )
+        experts = (_has_experts(config, index) for index in range(config.blocks))
+        forms = [BlockForm(GPTBlock, config, (("expert", expert),)) for expert in experts]
+        self.blocks = make_blocks(forms, stacked=config.scan_blocks, rngs=rngs)
         self.final_norm = LayerNorm(config.width, rngs=rngs)
         if not config.tied_embeddings:
             self.head = embedding(config.vocabulary, config.width, rngs)
@@ -161,7 +158,13 @@ class GPT(nnx.Module):
 
         def call(block: GPTBlock, x: jax.Array, index: int | jax.Array) -> jax.Array:
             nonlocal balance
-            x, added = block(x, keys, _EMBEDDING_SITE + 1 + _SITES_PER_BLOCK * index)
+            site = _EMBEDDING_SITE + 1 + _SITES_PER_BLOCK * index
+            if isinstance(index, int):
+                # Without dropout blocks are alike wherever they stand.
+                told = (0 if keys is None else site,)
+                x, added = call_block(block, x, keys, told=told)
+            else:
+                x, added = block(x, keys, site)
             if added is not None:
                 weighted = config.expert_balance * added
                 balance = weighted if balance is None else balance + weighted

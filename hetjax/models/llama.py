@@ -12,7 +12,7 @@ from flax import nnx
 
 from hetjax.errors import InputError
 from hetjax.models import checks
-from hetjax.models.blocks import make_blocks, run_blocks
+from hetjax.models.blocks import BlockForm, call_block, make_blocks, run_blocks
 from hetjax.models.layers import (
     INIT_STD,
     RMSNorm,
@@ -97,12 +97,8 @@ class Llama(nnx.Module):
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.token_embedding = embedding(config.vocabulary, config.width, rngs)
-        self.blocks = make_blocks(
-            lambda _, rngs: LlamaBlock(config, rngs=rngs),
-            config.blocks,
-            stacked=config.scan_blocks,
-            rngs=rngs,
-        )
+        forms = [BlockForm(LlamaBlock, config)] * config.blocks
+        self.blocks = make_blocks(forms, stacked=config.scan_blocks, rngs=rngs)
         self.final_norm = RMSNorm(config.width, rngs=rngs)
         if not config.tied_embeddings:
             self.head = embedding(config.vocabulary, config.width, rngs)
@@ -134,7 +130,7 @@ class Llama(nnx.Module):
         """
         config = self.config
         x = look_up(self.token_embedding[...], tokens, config.compute_dtype)
-        x = run_blocks(self.blocks, x, lambda block, x, _: block(x), config.blocks)
+        x = run_blocks(self.blocks, x, lambda block, x, _: call_block(block, x), config.blocks)
         return self.final_norm(x)
 
 

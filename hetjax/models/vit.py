@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.models import checks
-from hetjax.models.blocks import make_blocks, run_blocks
+from hetjax.models.blocks import BlockForm, call_block, make_blocks, run_blocks
 from hetjax.models.layers import LayerNorm, attention, embedding, gelu, projection
 from hetjax.models.vision_layers import Convolution, dense, pixels
 
@@ -97,12 +97,8 @@ class ViT(nnx.Module):
         )
         self.class_token = nnx.Param(jnp.zeros((width,), jnp.float32))
         self.position_embedding = embedding(config.positions, width, rngs)
-        self.blocks = make_blocks(
-            lambda _, rngs: ViTBlock(config, rngs=rngs),
-            config.blocks,
-            stacked=config.scan_blocks,
-            rngs=rngs,
-        )
+        forms = [BlockForm(ViTBlock, config)] * config.blocks
+        self.blocks = make_blocks(forms, stacked=config.scan_blocks, rngs=rngs)
         self.final_norm = LayerNorm(width, rngs=rngs, epsilon=_EPSILON)
         self.head = dense(width, config.classes, std=0.0, dtype="float32", rngs=rngs)
 
@@ -122,7 +118,7 @@ class ViT(nnx.Module):
         first = jnp.broadcast_to(self.class_token[...].astype(dtype), (examples, 1, config.width))
         x = jax.lax.concatenate((first, patches), dimension=1)
         x = x + self.position_embedding[...].astype(dtype)[None]
-        x = run_blocks(self.blocks, x, lambda block, x, _: block(x), config.blocks)
+        x = run_blocks(self.blocks, x, lambda block, x, _: call_block(block, x), config.blocks)
         collected = self.final_norm(jax.lax.index_in_dim(x, 0, axis=1, keepdims=False))
         return self.head(collected.astype(jnp.float32))
 
