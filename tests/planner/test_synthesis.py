@@ -49,6 +49,7 @@ from hetjax.planner.module_programs.reading import read_programs
 from hetjax.planner.module_programs.step_time import Span, WaitingClock, step_time
 from hetjax.planner.module_programs.ways import WayLoad
 from hetjax.planner.work.stage_work import inputs_of
+from hetjax.sharding.deduction.local_additions import LARGE_BYTES
 
 NUMBERS = st.integers(0, 2**32 - 1)
 TWO = published_rates(1, 1)
@@ -191,6 +192,20 @@ def test_uneven_parts_go_by_even_ones_where_that_is_faster(form: str):
     even = np.full((1, 4), 0.25)
     rates = Rates(members, DirectNetwork((1e6,) * 4, 1e-9))
     assert rates.go_by_even_parts(Moves([move]), even).tolist() == [False]
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_small_sums_are_sent_to_all_others_and_large_ones_by_parts(members: int):
+    """As `hetjax.sharding.deduction.local_additions` has them go: in one phase, or in two."""
+    rates = Rates((MemberSpeed(1.0, 1.0, 1.0),) * members, DirectNetwork((1e6,) * members, 1e-3))
+    small, large = LARGE_BYTES - 1, LARGE_BYTES
+    found = rates.move_seconds(
+        Moves([MoveOf("sum", small), MoveOf("sum", large)]), np.full((1, members), 1 / members)
+    )
+    sent = 2 * (members - 1) / members * large if members > 2 else large
+    phases = 2 if members > 2 else 1
+    expected = [1e-3 + (members - 1) * small / 1e6, phases * 1e-3 + sent / 1e6]
+    np.testing.assert_allclose(found, expected)
 
 
 def test_moves_of_a_plan_go_by_even_parts_where_it_says_so():

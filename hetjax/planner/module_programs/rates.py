@@ -10,8 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.module_programs.charges import GATHER, REGROUP, Loads, MoveOf, Moves
+from hetjax.planner.module_programs.charges import GATHER, REGROUP, SUM, Loads, MoveOf, Moves
 from hetjax.planner.work.rates import expected_rate
+from hetjax.sharding.deduction.local_additions import LARGE_BYTES
 
 Shares = NDArray[np.float64]
 """For each class of dimensions what part of it each member has: `[classes, members]`."""
@@ -302,6 +303,12 @@ class Rates:
                 known[key] = self._line(move, *ends)
             lines[place] = known[key]
         start, byte = lines[moves.places].T
+        is_sum = np.array([move.form == SUM for move in sorts])[moves.places]
+        if self.count > 2 and is_sum.any():
+            # Small sums go in one phase, of which each sends what it has to all the others.
+            large = is_sum & (moves.num_bytes >= LARGE_BYTES)
+            start = start * np.where(large, 2, 1)
+            byte = byte * np.where(is_sum & ~large, self.count / 2, 1)
         return start + byte * moves.num_bytes
 
     def _line(self, move: MoveOf, source: Shares, target: Shares) -> tuple[float, float]:
