@@ -50,16 +50,19 @@ def constant_of(value: Any) -> Hashable:
     A large one is equal to itself alone.
     """
     is_whole = getattr(value, "is_fully_addressable", True)
-    if not is_whole or is_extended(value):
+    if not is_whole or is_extended(value) or is_large(value):
         return _Identity(value)
     array = np.asarray(value)
-    if array.nbytes > _LARGE:
-        return _Identity(value)
     is_weak = bool(getattr(value, "weak_type", isinstance(value, bool | int | float | complex)))
     held = array.tobytes()
     if len(held) > _SHORT:
         held = hashlib.sha256(held).digest()
     return array.shape, array.dtype.name, is_weak, held
+
+
+def is_large(value: Any) -> bool:
+    """Whether a constant has so many bytes that it is not looked into."""
+    return getattr(value, "nbytes", 0) > _LARGE
 
 
 def is_extended(value: Any) -> bool:

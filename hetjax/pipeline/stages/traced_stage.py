@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import _compat
+from hetjax.pipeline.program.computations import is_large
 from hetjax.pipeline.program.costs import is_expensive
-from hetjax.pipeline.program.pieces import pieces_of
+from hetjax.pipeline.program.pieces import key_of, pieces_of
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import (
     Constant,
@@ -27,6 +28,7 @@ from hetjax.pipeline.program.traced_program import (
 )
 from hetjax.pipeline.stages.cutting import Body, Stage
 from hetjax.pipeline.stages.residuals import choose_residuals
+from hetjax.sharding.deduction.remembering import Remembered
 from hetjax.sharding.deduction.reshard import leaves_early
 
 
@@ -103,7 +105,63 @@ def trace_stage(
         The trace.
     """
     # What inlines calls in another way is given none.
-    function = called_by_pieces(stage) if flatten is flatten_jaxpr else stage.function
+    by_pieces = flatten is flatten_jaxpr
+    passes = _PASSES.of(
+        _structure(stage, (parameters, batch, received), seeds, by_pieces),
+        lambda: _both_passes(stage, (parameters, batch, received), seeds, by_pieces),
+    )
+    return traced_as(
+        passes.closed, passes.arguments, passes.sent, stage.trained, passes.movable, seeds, flatten
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Passes:
+    """A stage's forward and backward pass, as JAX traced them, and its arguments by role."""
+
+    closed: _compat.ClosedJaxpr
+    arguments: Sequence[Sequence[jax.ShapeDtypeStruct]]
+    sent: Sequence[jax.ShapeDtypeStruct]
+    movable: tuple[int, ...]
+
+
+_PASSES = Remembered[Hashable, _Passes](128)
+"""Stages that were traced before: planners count what they do, and then trainers build them."""
+
+
+def _structure(
+    stage: Stage,
+    inputs: Sequence[Sequence[jax.ShapeDtypeStruct]],
+    seeds: tuple[int, ...],
+    by_pieces: bool,
+) -> Hashable:
+    """What tells a stage's passes from others; None where nothing small does."""
+    body = stage.function
+    if not isinstance(body, Body) or any(map(_has_large_constant, body.steps)):
+        return None
+    program = StepProgram(body.steps, (body.inputs,), (body.outputs,), stage.avals)
+    shapes = tuple(tuple((each.shape, each.dtype) for each in part) for part in inputs)
+    told = (
+        jax.config.jax_enable_x64,
+        jax.config.jax_default_matmul_precision,
+        jax.config.jax_numpy_dtype_promotion,
+    )
+    computed = key_of(program, differentiated=True)
+    return computed, shapes, stage.trained, stage.moving, seeds, by_pieces, told
+
+
+def _has_large_constant(step: Step) -> bool:
+    return any(isinstance(each, Constant) and is_large(each.value) for each in step.inputs)
+
+
+def _both_passes(
+    stage: Stage,
+    inputs: Sequence[Sequence[jax.ShapeDtypeStruct]],
+    seeds: tuple[int, ...],
+    by_pieces: bool,
+) -> _Passes:
+    parameters, batch, received = inputs
+    function = called_by_pieces(stage) if by_pieces else stage.function
     sent = jax.eval_shape(function, parameters, batch, received)
     movable = tuple(i for i in stage.moving if jnp.issubdtype(received[i].dtype, jnp.inexact))
     trained = stage.trained
@@ -129,8 +187,7 @@ def trace_stage(
         return results, *pullback(list(cotangents))
 
     arguments = (list(parameters), list(batch), list(received), [sent[i] for i in seeds])
-    closed = jax.make_jaxpr(forward_and_backward)(*arguments)
-    return traced_as(closed, arguments, sent, trained, movable, seeds, flatten)
+    return _Passes(jax.make_jaxpr(forward_and_backward)(*arguments), arguments, sent, movable)
 
 
 def called_by_pieces(stage: Stage) -> Callable[..., list[Any]]:
