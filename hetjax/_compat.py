@@ -51,10 +51,16 @@ def inlined_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def has_rule_of_jax(equation: JaxprEqn) -> bool:
-    """Whether a function with a derivative of its own is one of JAX, as a softmax may be."""
+    """Whether a function with a derivative of its own is one of JAX, as a softmax may be.
+
+    Both are then JAX's: a function of JAX may be given another derivative.
+    """
     inner = inlined_jaxpr(equation)
-    file = "" if inner is None else inner.jaxpr.debug_info.func_filename or ""
-    return Path(jax.__file__).parent in Path(file).parents
+    params = equation.params
+    rules = [params[name] for name in ("jvp_jaxpr_fun", "bwd") if name in params]
+    told = [each.debug_info for each in (*([] if inner is None else [inner.jaxpr]), *rules)]
+    files = [Path(each.func_filename or "") for each in told]
+    return bool(files) and all(Path(jax.__file__).parent in file.parents for file in files)
 
 
 def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:

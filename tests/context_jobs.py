@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -151,11 +152,12 @@ JOB: dict[str, Any] = {
 """The arguments of a trainer, but for the plan and the runtime."""
 
 
-def one_device_losses(steps: int) -> list[float]:
-    """Of the job's first steps, by plain JAX with attention written out."""
+def one_device_losses(steps: int, function: Any = None) -> list[float]:
+    """Of the job's first steps, by plain JAX: with attention written out, or of another loss."""
+    summed = function or partial(loss, attend=dense)
 
     def mean(parameters: Any, batch: Any) -> jax.Array:
-        total, count = loss(parameters, batch, dense)
+        total, count = summed(parameters, batch)
         return total / count
 
     held, gradient = parameters(), jax.jit(jax.value_and_grad(mean))

@@ -168,7 +168,7 @@ def replay(
                 operands = archives.read(run.inputs, operator.taken, run)
                 expected = archives.read(run.outputs, operator.given, run)
                 for kind in kinds:
-                    yield difference(operator, operands, expected, kind, run.place)
+                    yield difference(operator, operands, expected, kind, run.place, tolerance)
                 told(count, len(chosen), operator.name)
 
     return Comparison(worst_differences(differences()), tolerance)

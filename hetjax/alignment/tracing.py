@@ -171,9 +171,11 @@ def _with_primals(
     found = list(operators)
     for place, derived in backward.items():
         runs = _runs(forward[place])
+        # What comes last, of the first run, may have fewer: what it takes needs no gradient.
+        size = -(-len(derived) // max(1, len(runs)))
         for position, operator in enumerate(derived):
             if runs:
-                run = runs[len(runs) - 1 - position * len(runs) // len(derived)]
+                run = runs[-1 - position // size]
                 named = [each.number for each in run if each.name == operator.name]
                 is_told = len(named) == 1 or (named and operator.name in PRODUCTS)
                 primal = named if is_told else [each.number for each in run]

@@ -21,6 +21,7 @@ from hetjax.alignment.capture_file import (
     read_capture,
 )
 from hetjax.alignment.captures import replay, write_capture
+from hetjax.alignment.comparison import compare_kinds
 from hetjax.alignment.operators import occurrences, output_bytes
 from hetjax.errors import InputError
 
@@ -74,6 +75,23 @@ def test_a_replay_on_the_same_kind_is_clean_and_names_what_is_off(whole: Path):
     assert {each.operator.name for each in found.named("cpu:bfloat16")} == {"dot_general"}
     ran = {each.operator.number for each in found.differences}
     assert ran == set(range(len(PROGRAM.operators)))
+
+
+def test_a_replay_takes_what_is_rounding_by_the_tolerance_it_is_told(tmp_path: Path):
+    """Terms of a sum that add up to much more than it are rounded at most as it is told."""
+
+    def loss(w: jax.Array, batch: Any) -> jax.Array:
+        return jnp.mean(jnp.sum(batch["x"] * w, 1)) ** 2
+
+    inputs = [np.ones(4000, np.float32), np.ones((3, 4000), np.float32)]
+    program = trace_operators(loss, inputs[0], {"x": inputs[1]})
+    number = next(each.number for each in program.operators if each.name == "reduce_sum")
+    other = replace(SAME, replacements={number: Injection(number, 2e-6).replacement()})
+    write_capture(tmp_path, program, inputs, SAME)
+    compared = compare_kinds(program, inputs, SAME, [other], tolerance=1e-6)
+    replayed = replay(tmp_path, read_capture(tmp_path), program, [other], tolerance=1e-6)
+    named = [[each.operator.number for each in found.named()] for found in (compared, replayed)]
+    assert named[0] == named[1]
 
 
 def test_one_operator_is_captured_with_what_it_takes_and_gives(tmp_path: Path):

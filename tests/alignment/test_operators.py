@@ -94,6 +94,27 @@ def test_backward_products_name_the_forward_product_of_their_own_block(gpt: Oper
     assert sum(each.is_backward for each in products) == 2 * len(products) // 3
 
 
+@pytest.mark.parametrize("blocks", [2, 4, 6])
+def test_backward_products_of_a_line_that_has_two_name_those_of_their_own_block(blocks: int):
+    """The first block's input needs no gradient, so fewer products go backward there."""
+
+    def loss(parameters: Any, batch: Any) -> jax.Array:
+        x = batch["x"]
+        for block in parameters:
+            x = (x @ block["w"]) * jnp.tanh(x @ block["u"])
+        return jnp.mean(jnp.square(x))
+
+    weights = [{name: np.ones((4, 4), np.float32) for name in "uw"} for _ in range(blocks)]
+    program = trace_operators(loss, weights, {"x": np.ones((3, 4), np.float32)})
+    products = [each for each in program.operators if each.name == "dot_general"]
+    backward = [each for each in products if each.is_backward]
+    of_blocks = [
+        {program.operators[n].near.split("/")[0] for n in each.primal} for each in backward
+    ]
+    expected = [str(block) for block in range(blocks) for _ in range(4 if block else 2)]
+    assert of_blocks == [{each} for each in reversed(expected)]
+
+
 def test_operators_name_the_parameter_that_they_read(gpt: OperatorProgram):
     named = {each.near for each in gpt.operators if each.name == "dot_general"}
     for block in range(3):

@@ -67,9 +67,9 @@ def test_positions_are_put_in_order_where_they_are_made_or_taken():
     assert names_of(program, found.made).count("slice") == 3
     whole = program.parameters[program.parameter_names.index("whole")]
     assert any(
-        program.steps[place].inputs[operand] == whole and dimension == 0
+        program.steps[place].inputs[operand] == whole and dimensions == (0,)
         for place, taken in found.taken.items()
-        for operand, dimension in taken.items()
+        for operand, dimensions in taken.items()
     )
 
 
@@ -237,6 +237,94 @@ def test_an_attention_in_a_function_with_a_rule_of_its_own_is_refused():
     program = program_of(lambda x, parameters: own(x), divides_sequences=True)
     with pytest.raises(InputError, match=r"stands in a custom_vjp_call at .*test_sequence"):
         token_dimensions(program)
+
+
+def test_what_mixes_tokens_has_them_along_two_dimensions():
+    """A learned matrix, of which rows and columns are tokens."""
+    mix = np.ones((LENGTH, LENGTH), np.float32)
+    program = program_of(lambda x, p: x + jnp.einsum("btw,ts->bsw", x, p["mix"]), mix=mix)
+    number = program.parameters[program.parameter_names.index("mix")]
+    places = [
+        dimensions
+        for place, taken in token_dimensions(program).taken.items()
+        for operand, dimensions in taken.items()
+        if program.steps[place].inputs[operand] == number
+    ]
+    assert [sorted(each) for each in places] == [[0, 1]]
+
+
+def reversed_sums(g: jax.Array) -> jax.Array:
+    return jnp.flip(jnp.cumsum(jnp.flip(g, 1), 1), 1)
+
+
+@jax.custom_jvp
+def twice(x: jax.Array, table: jax.Array) -> jax.Array:
+    return x + table - table[-1]
+
+
+@twice.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return twice(*primals), tangents[0] + tangents[1]
+
+
+def with_derivative(backward: Any) -> Any:
+    @jax.custom_vjp
+    def same(x: jax.Array) -> jax.Array:
+        return x
+
+    same.defvjp(lambda x: (x, x), lambda x, g: (backward(x, g),))
+    return same
+
+
+@pytest.mark.parametrize(
+    ("inner", "problem"),
+    [
+        (
+            jax.checkpoint(lambda x, p: x + p["table"] - p["table"][-1]),
+            "slice at .* takes them in two orders inside a call",
+        ),
+        (lambda x, p: twice(x, p["table"]), "slice at .* along them"),
+        (
+            lambda x, _: with_derivative(lambda _, g: reversed_sums(g))(x),
+            "(rev|cumsum) at .* along",
+        ),
+        (
+            lambda x, _: with_derivative(lambda _, g: g * jnp.arange(1.0, 7.0)[:, None])(x),
+            "takes them in two orders in a derivative of a call's own",
+        ),
+    ],
+)
+def test_calls_that_depend_on_the_order_of_tokens_are_refused(inner: Any, problem: str):
+    table = np.ones((LENGTH, WIDTH), np.float32)
+    with pytest.raises(InputError, match=rf"loss: .*{problem}"):
+        token_dimensions(program_of(inner, table=table))
+
+
+@pytest.mark.parametrize(
+    "backward", [lambda _, g: g, lambda x, g: g * x / jnp.sum(jnp.square(g)), lambda _, g: 0 * g]
+)
+def test_a_derivative_that_takes_each_token_alone_is_followed(backward: Any):
+    program = program_of(lambda x, _: with_derivative(backward)(x))
+    assert token_dimensions(program).values
+
+
+def test_values_that_are_two_operands_have_tokens_in_one_alone():
+    """A product of positions with themselves, summed over one of them."""
+
+    def loss(parameters: Any, batch: Any) -> jax.Array:
+        x, time = parameters["table"][batch["tokens"]], batch["time"]
+        near = jnp.einsum("bt,bs->bts", time, time) * jnp.tril(jnp.ones((LENGTH, LENGTH)))
+        return jnp.mean(attend(x + jnp.sum(near, -1)[..., None]))
+
+    shapes = {
+        "tokens": jax.ShapeDtypeStruct((3, LENGTH), np.dtype(np.int32)),
+        "time": jax.ShapeDtypeStruct((3, LENGTH), np.dtype(np.float32)),
+    }
+    program = trace(loss, {"table": np.ones((VOCABULARY, WIDTH), np.float32)}, shapes)
+    time = program.batch[program.batch_names.index("time")]
+    taken = token_dimensions(program).taken
+    places = [each for each, step in enumerate(program.steps) if step.inputs == (time, time)]
+    assert [sorted(taken[place]) for place in places] == [[0]]
 
 
 def test_tokens_that_a_call_hands_on_are_followed():

@@ -213,6 +213,26 @@ def test_keys_go_round_in_both_passes_while_members_compute():
             assert first in others[0].inputs
 
 
+DECAY = np.float32(0.9) ** np.abs(np.arange(LENGTH)[:, None] - np.arange(LENGTH, dtype=np.float32))
+
+
+def mixed(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+    """The loss of a model that mixes values by how far apart their tokens are."""
+
+    def near(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        value = jnp.einsum("st,bthd->bshd", DECAY, value)
+        return hetjax.attention(query, key, value, causal=True)
+
+    return loss(parameters, batch, near)
+
+
+def test_what_mixes_tokens_is_in_their_order_along_both_dimensions():
+    job = {**JOB, "loss_function": mixed}
+    with Trainer(**job, plan=context_plan(RING, function=mixed)) as trainer:
+        found = [trainer.train_step().loss for _ in range(2)]
+    assert found == pytest.approx(one_device_losses(2, mixed), rel=TOLERANCE)
+
+
 Segments = Callable[[Any], Any]
 CONSTANT = np.repeat(np.arange(4, dtype=np.int32), LENGTH // 4)
 SEGMENTS: dict[str, Segments] = {

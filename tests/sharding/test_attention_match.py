@@ -230,8 +230,21 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         masked(lambda s, i, j: jnp.where(jnp.abs(i - j) > 1, s, -1e9)),
         "its mask is not full",
     ),
+    "whole numbers": (
+        of_some(lambda s, _: jax.nn.softmax(s.astype(jnp.int32).astype(s.dtype))),
+        "convert_element_type is between the scores and the softmax",
+    ),
     "blind": (blind, "queries that its mask lets see nothing"),
 }
+
+
+straight_through = jax.custom_jvp(jax.nn.softmax, nondiff_argnums=(1,))
+straight_through.defjvp(lambda axis, x, t: (straight_through(*x, axis), t[0]))
+
+
+def test_a_function_of_jax_with_another_derivative_stays():
+    program = jax.make_jaxpr(of_some(lambda s, _: straight_through(s, -1)))(Q, Q, Q)
+    assert "attention" not in names_in(match_attention(program).program.jaxpr)
 
 
 @pytest.mark.parametrize("name", REFUSED)

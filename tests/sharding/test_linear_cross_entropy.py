@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -36,8 +37,8 @@ def dense(hidden: Any, weights: Any, labels: Any) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
-def chunked(hidden: Any, weights: Any, labels: Any) -> jax.Array:
-    return hetjax.linear_cross_entropy(hidden, weights, labels, chunk=CHUNK)
+def chunked(hidden: Any, weights: Any, labels: Any, chunk: int = CHUNK) -> jax.Array:
+    return hetjax.linear_cross_entropy(hidden, weights, labels, chunk=chunk)
 
 
 def with_gradients(function: Losses) -> Callable[..., Any]:
@@ -89,12 +90,13 @@ def test_in_float32_it_is_the_dense_loss():
     assert max(errors(jax.jit(with_gradients(chunked))(*arrays), exact_of(arrays))) < 2e-5
 
 
+@pytest.mark.parametrize("chunk", [CHUNK, 64])
 @pytest.mark.parametrize("weights", [jnp.bfloat16, jnp.float32])
-def test_bfloat16_errs_no_more_than_twice_as_much_as_dense_logits(weights: Any):
+def test_bfloat16_errs_no_more_than_twice_as_much_as_dense_logits(weights: Any, chunk: int):
     hidden, table, *others = inputs(60, jnp.bfloat16)
     arrays = [hidden, table.astype(weights), *others]
     exact = exact_of(arrays)
-    found = jax.jit(with_gradients(chunked))(*arrays)
+    found = jax.jit(with_gradients(partial(chunked, chunk=chunk)))(*arrays)
     assert [each.dtype for each in found] == [jnp.float32, jnp.bfloat16, weights]
     with jax.numpy_dtype_promotion("standard"):
         plain = errors(jax.jit(with_gradients(dense))(*arrays), exact)

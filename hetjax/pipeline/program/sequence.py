@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from hetjax import _compat
 from hetjax.errors import InputError
+from hetjax.pipeline.program.opened_equations import (
+    OpenedEquation,
+    called_equations,
+    opened_equations,
+    own_derivative,
+)
 from hetjax.pipeline.program.token_dimensions import TokenDimensions
 from hetjax.pipeline.program.traced_program import Constant, Operand, Program, Step
 from hetjax.sharding.attention.equation import attention_of
@@ -50,9 +54,10 @@ def token_dimensions(program: Program) -> TokenDimensions:
     """
     for step in program.steps:
         _check_step(step)
-    equations = [
-        each for place, step in enumerate(program.steps) for each in _equations(place, step)
+    every = [
+        each for place, step in enumerate(program.steps) for each in opened_equations(place, step)
     ]
+    equations = [each for each in every if not each.has_own_rule]
     seeds = [seed for each in equations for seed in _attended(each)]
     if not seeds:
         raise InputError(
@@ -66,33 +71,14 @@ def token_dimensions(program: Program) -> TokenDimensions:
         walk = _TokenWalk(equations, own, small)
         refused = walk.follow(seeds)
         if refused is None:
+            for each in every:
+                if each.has_own_rule:
+                    walk.check_rule(each)
             return walk.found(program)
         value, problem = refused
         if value not in lineage:
             raise problem
         own |= _ancestors(value, equations, lineage)
-
-
-@dataclass(frozen=True, eq=False)
-class _Equation:
-    """An equation of a step, or inside one.
-
-    Its operands and results are values of the program, or objects that stand for values inside.
-    """
-
-    place: int
-    name: str
-    equation: _compat.JaxprEqn | None
-    operands: tuple[Any, ...]
-    results: tuple[Any, ...]
-    calls: tuple[_compat.JaxprEqn, ...] = ()
-
-    @property
-    def line(self) -> str:
-        """Where it stands in the user's program, or a call of it."""
-        known = (each for each in (self.equation, *reversed(self.calls)) if each is not None)
-        lines = [line for each in known for line in _compat.source_lines(each)]
-        return lines[0] if lines else "an unknown line"
 
 
 def _check_step(step: Step) -> None:
@@ -101,7 +87,7 @@ def _check_step(step: Step) -> None:
         return
     line = attention_line(_compat.inner_jaxprs(step.equation))
     if line is not None:
-        whole = _Equation(0, step.name, step.equation, step.inputs, step.outputs, step.calls)
+        whole = OpenedEquation(0, step.name, step.equation, step.inputs, step.outputs, step.calls)
         raise InputError(
             f"loss: an attention at {line} stands in a {whole.name} at {whole.line} that is one "
             f"step, so members cannot share its context; allowed: blocks one after another, or a "
@@ -109,52 +95,7 @@ def _check_step(step: Step) -> None:
         )
 
 
-def _equations(place: int, step: Step) -> Iterator[_Equation]:
-    if step.equation is None:
-        yield _Equation(place, step.name, None, step.inputs, step.outputs)
-        return
-    yield from _inside(place, step.equation, step.inputs, step.outputs, step.calls)
-
-
-def _inside(
-    place: int,
-    equation: _compat.JaxprEqn,
-    operands: Sequence[Any],
-    results: Sequence[Any],
-    calls: tuple[_compat.JaxprEqn, ...],
-) -> Iterator[_Equation]:
-    inner = _compat.inlined_jaxpr(equation)
-    if inner is None:
-        name = equation.primitive.name
-        yield _Equation(place, name, equation, tuple(operands), tuple(results), calls)
-        return
-    known: dict[Any, Any] = dict(zip(inner.jaxpr.invars, operands, strict=True))
-    known |= {
-        variable: Constant(value)
-        for variable, value in zip(inner.jaxpr.constvars, inner.consts, strict=True)
-    }
-    passed_on = []
-    for variable, result in zip(inner.jaxpr.outvars, results, strict=True):
-        if isinstance(variable, _compat.Literal) or variable in known:
-            passed_on.append((variable, result))
-        else:
-            known[variable] = result
-
-    def read(atom: Any) -> Any:
-        if isinstance(atom, _compat.Literal):
-            return Constant(atom.val)
-        return known.setdefault(atom, atom)
-
-    for each in inner.jaxpr.eqns:
-        taken, made = [*map(read, each.invars)], [*map(read, each.outvars)]
-        yield from _inside(place, each, taken, made, (*calls, equation))
-    for variable, result in passed_on:
-        shape = jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
-        (copy,) = jax.make_jaxpr(jnp.copy)(shape).eqns
-        yield _Equation(place, "copy", copy, (read(variable),), (result,), (*calls, equation))
-
-
-def _whole_numbers(equations: Sequence[_Equation], program: Program) -> set[Any]:
+def _whole_numbers(equations: Sequence[OpenedEquation], program: Program) -> set[Any]:
     """The values that are whole numbers or truth values, and made of such alone."""
     found = {v for v in program.batch if not _is_floating(program.avals[v])}
     for each in equations:
@@ -165,7 +106,7 @@ def _whole_numbers(equations: Sequence[_Equation], program: Program) -> set[Any]
     return found
 
 
-def _of_parameters(equations: Sequence[_Equation], program: Program) -> set[Any]:
+def _of_parameters(equations: Sequence[OpenedEquation], program: Program) -> set[Any]:
     """The values that are made of parameters and of constants alone."""
     found: set[Any] = set(program.parameters)
     for each in equations:
@@ -178,7 +119,7 @@ def _is_floating(aval: Any) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
-def _ancestors(value: Any, equations: Sequence[_Equation], among: set[Any]) -> set[Any]:
+def _ancestors(value: Any, equations: Sequence[OpenedEquation], among: set[Any]) -> set[Any]:
     found = {value}
     for each in reversed(equations):
         if not found.isdisjoint(each.results):
@@ -195,26 +136,30 @@ class _TokenWalk:
         small: the values that every member may have whole, to make tokens of.
     """
 
-    def __init__(self, equations: Sequence[_Equation], own: set[Any], small: set[Any]):
+    def __init__(self, equations: Sequence[OpenedEquation], own: set[Any], small: set[Any]):
+        self.equations = equations
         self.own, self.small, self.dimensions = own, small, dict[Any, int]()
-        self.made: list[tuple[_Equation, int, int]] = []
-        self.taken: list[tuple[_Equation, int, int]] = []
-        self.makers: dict[Any, tuple[_Equation, int]] = {}
-        self.uses: dict[Any, list[tuple[_Equation, int]]] = {}
+        self.made: list[tuple[OpenedEquation, int, int]] = []
+        self.taken: list[tuple[OpenedEquation, int, int]] = []
+        self.makers: dict[Any, tuple[OpenedEquation, int]] = {}
+        self.uses: dict[Any, list[tuple[OpenedEquation, int]]] = {}
         for each in equations:
             self.makers |= {result: (each, place) for place, result in enumerate(each.results)}
             for place, operand in enumerate(each.operands):
                 if not isinstance(operand, Constant):
                     self.uses.setdefault(operand, []).append((each, place))
 
-    def follow(self, seeds: Sequence[tuple[Any, int, _Equation]]) -> tuple[Any, InputError] | None:
+    def follow(
+        self, seeds: Sequence[tuple[Any, int, OpenedEquation]]
+    ) -> tuple[Any, InputError] | None:
         """Follow tokens wherever they go; what cannot be followed, with the reason."""
-        waiting: list[tuple[Any, int, _Equation | None]] = []
+        waiting: list[tuple[Any, int, OpenedEquation | None]] = []
         for value, dimension, attention in seeds:
             if isinstance(value, Constant) or value in self.own:
                 # An attention may be given what stays in the model's order, as a batch's segments.
-                places = (p for p, operand in enumerate(attention.operands) if operand is value)
-                self._take(attention, next(places), dimension)
+                for place, operand in enumerate(attention.operands):
+                    if operand is value:
+                        self._take(attention, place, dimension)
             else:
                 waiting.append((value, dimension, None))
         while waiting:
@@ -242,8 +187,8 @@ class _TokenWalk:
         return None
 
     def _origin(
-        self, each: _Equation, place: int, dimension: int
-    ) -> list[tuple[Any, int, _Equation | None]] | InputError:
+        self, each: OpenedEquation, place: int, dimension: int
+    ) -> list[tuple[Any, int, OpenedEquation | None]] | InputError:
         """Where tokens come from that an equation makes."""
         if _attends(each):
             return []
@@ -262,8 +207,8 @@ class _TokenWalk:
         return self._alike(each, operands, results, label.name)
 
     def _through(
-        self, each: _Equation, place: int, dimension: int
-    ) -> list[tuple[Any, int, _Equation | None]] | InputError:
+        self, each: OpenedEquation, place: int, dimension: int
+    ) -> list[tuple[Any, int, OpenedEquation | None]] | InputError:
         """Where tokens go that an equation takes."""
         if _attends(each):
             return []
@@ -279,16 +224,16 @@ class _TokenWalk:
 
     def _alike(
         self,
-        each: _Equation,
+        each: OpenedEquation,
         operands: Sequence[Labels],
         results: Sequence[Labels],
         name: int,
-    ) -> list[tuple[Any, int, _Equation | None]] | InputError:
+    ) -> list[tuple[Any, int, OpenedEquation | None]] | InputError:
         """All that an equation divides as one label, of operands and results."""
         divided = [label for label in itertools.chain(*operands, *results) if label is not None]
         if any(label.name == name and label.scale != 1 for label in divided):
             return self._problem(each, "makes one of several of them, or several of one")
-        found: list[tuple[Any, int, _Equation | None]] = []
+        found: list[tuple[Any, int, OpenedEquation | None]] = []
         for place, labels in enumerate(operands):
             for dimension in _places(name, labels):
                 operand = each.operands[place]
@@ -300,17 +245,17 @@ class _TokenWalk:
             found += [(each.results[place], d, each) for d in _places(name, labels)]
         return found
 
-    def _take(self, each: _Equation, place: int, dimension: int) -> None:
+    def _take(self, each: OpenedEquation, place: int, dimension: int) -> None:
         """Note that tokens come to an equation in the model's order."""
         if (each, place, dimension) not in self.taken:
             self.taken.append((each, place, dimension))
 
-    def _goes_along(self, each: _Equation, where: str = "") -> InputError:
+    def _goes_along(self, each: OpenedEquation, where: str = "") -> InputError:
         has_rule = each.equation is not None and signature_of(each.equation) is not None
         why = "" if has_rule else "has no sharding rule, so it "
         return self._problem(each, f"{why}goes along them{where}")
 
-    def _problem(self, each: _Equation | None, what: str) -> InputError:
+    def _problem(self, each: OpenedEquation | None, what: str) -> InputError:
         name, line = "an attention", ""
         if each is not None:
             name = each.name
@@ -328,18 +273,75 @@ class _TokenWalk:
             if result not in outputs:
                 raise self._problem(each, "makes them inside a call")
             made.setdefault(each.place, {})[outputs.index(result)] = dimension
-        taken: dict[int, dict[int, int]] = {}
+        taken: dict[int, dict[int, tuple[int, ...]]] = {}
         for each, place, dimension in self.taken:
-            operand, inputs = each.operands[place], program.steps[each.place].inputs
-            at = [i for i, other in enumerate(inputs) if other is operand or other == operand]
-            if not at:
-                raise self._problem(each, "takes them inside a call")
-            taken.setdefault(each.place, {}).update(dict.fromkeys(at, dimension))
+            of_step = taken.setdefault(each.place, {})
+            for at in self._operands_of_step(each, place, dimension, program.steps[each.place]):
+                of_step[at] = tuple(dict.fromkeys((*of_step.get(at, ()), dimension)))
         values = {v: d for v, d in self.dimensions.items() if isinstance(v, int)}
         return TokenDimensions(values, made, taken)
 
+    def _operands_of_step(
+        self, each: OpenedEquation, place: int, dimension: int, step: Step
+    ) -> Sequence[int]:
+        """Which operands of a step are the one that an equation of it takes."""
+        if each.equation is step.equation:
+            return [place]
+        operand = each.operands[place]
+        at = [i for i, other in enumerate(step.inputs) if other is operand or other == operand]
+        if not at:
+            raise self._problem(each, "takes them inside a call")
+        # The whole step is given it in another order.
+        for other in self.equations:
+            used = [p for p, taken in enumerate(other.operands) if taken is operand]
+            orders = {(other, p, dimension) in self.taken for p in used}
+            if other.place == each.place and not all(orders):
+                raise self._problem(other, "takes them in two orders inside a call")
+        return at
 
-def _attended(each: _Equation) -> Iterator[tuple[Any, int, _Equation]]:
+    def check_rule(self, call: OpenedEquation) -> None:
+        """Check the derivative of a call that has one of the user's own.
+
+        What it computes of tokens in another order has to be what it computes of them in theirs.
+
+        Raises:
+            InputError: it depends on the order.
+        """
+        assert call.equation is not None
+        along = [self._along(call, value) for value in call.operands]
+        of_results = [self._along(call, value) for value in call.results]
+        is_asked = any(dimension is not None for dimension in (*along, *of_results))
+        derivative = own_derivative(call.equation) if is_asked else None
+        if derivative is None:
+            return
+        closed, seeded, graded = derivative
+        gradients = [object() for _ in graded]
+        given = [*along, *(of_results[i] for i in seeded)]
+        seeds = [*zip(closed.jaxpr.invars, given, strict=True)]
+        seeds += [(gradient, along[i]) for gradient, i in zip(gradients, graded, strict=True)]
+        calls = *call.calls, call.equation
+        every = called_equations(call.place, closed, closed.jaxpr.invars, gradients, calls)
+        own = {value for value, dimension in seeds if dimension is None}
+        walk = _TokenWalk([each for each in every if not each.has_own_rule], own, own)
+        refused = walk.follow([(v, d, call) for v, d in seeds if d is not None])
+        if refused is not None:
+            raise refused[1]
+        for each, _, _ in (*walk.taken, *walk.made):
+            raise self._problem(each, "takes them in two orders in a derivative of a call's own")
+
+    def _along(self, call: OpenedEquation, value: Any) -> int | None:
+        """Which dimension of a call's operand or result has tokens in another order."""
+        if isinstance(value, Constant):
+            return None
+        taken = (
+            dimension
+            for each, place, dimension in self.taken
+            if each.place == call.place and each.operands[place] == value
+        )
+        return self.dimensions.get(value, next(taken, None))
+
+
+def _attended(each: OpenedEquation) -> Iterator[tuple[Any, int, OpenedEquation]]:
     """The tokens of an attention: of its queries, keys, values, segments, and of what it makes."""
     if not _attends(each):
         return
@@ -349,18 +351,18 @@ def _attended(each: _Equation) -> Iterator[tuple[Any, int, _Equation]]:
         yield value, found.token_dimension, each
 
 
-def _attends(each: _Equation) -> bool:
+def _attends(each: OpenedEquation) -> bool:
     return each.name == ATTENTION.name
 
 
-def _repeats(each: _Equation, dimension: int) -> bool:
+def _repeats(each: OpenedEquation, dimension: int) -> bool:
     """Whether an equation makes what is the same all along a dimension without a label."""
     assert each.equation is not None
     is_iota = each.name == "iota" and each.equation.params["dimension"] != dimension
     return is_iota or each.name == "broadcast_in_dim"
 
 
-def _labels(each: _Equation) -> tuple[Sequence[Labels], Sequence[Labels]]:
+def _labels(each: OpenedEquation) -> tuple[Sequence[Labels], Sequence[Labels]]:
     """The labels of an equation's operands and results; none where nothing is known of it."""
     equation = each.equation
     assert equation is not None

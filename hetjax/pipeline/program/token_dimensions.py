@@ -14,13 +14,13 @@ class TokenDimensions:
         values: by value, the dimension of its tokens; what is not in it is in the model's order.
         made: by a step's place, by its result: the dimension of tokens that it makes in the
             model's order, as an iota does.
-        taken: by a step's place, by its operand: the dimension of tokens that come to it in the
-            model's order.
+        taken: by a step's place, by its operand: the dimensions of tokens that come to it in the
+            model's order; of what mixes tokens two.
     """
 
     values: Mapping[int, int] = field(default_factory=dict)
     made: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    taken: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    taken: Mapping[int, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
 
 
 NO_TOKENS = TokenDimensions()

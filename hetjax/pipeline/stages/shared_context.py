@@ -68,7 +68,7 @@ def _attention(step: Step, ring: ContextRing) -> Callable[..., list[Any]]:
 
 def _ordered(
     evaluate: Callable[..., list[Any]],
-    taken: Mapping[int, int],
+    taken: Mapping[int, tuple[int, ...]],
     made: Mapping[int, int],
     ring: ContextRing,
 ) -> Callable[..., list[Any]]:
@@ -79,17 +79,22 @@ def _ordered(
         ]
         results = evaluate(*arrays)
         return [
-            _in_order(array, made[place], ring) if place in made else array
+            _in_order(array, (made[place],), ring) if place in made else array
             for place, array in enumerate(results)
         ]
 
     return run
 
 
-def _in_order(array: Any, dimension: int, ring: ContextRing) -> Any:
-    """An array with its tokens in the order of the members, each of which has its own."""
-    spans = [
-        jax.lax.slice_in_dim(array, span.start, span.stop, axis=dimension) for span in ring.order
-    ]
-    ordered = jnp.concatenate(spans, axis=dimension)
-    return ordered if len(ring.union) == 1 else reshard(ordered, ring.by_tokens(dimension))
+def _in_order(array: Any, dimensions: tuple[int, ...], ring: ContextRing) -> Any:
+    """An array with its tokens in the order of the members, each of which has its own.
+
+    What has them along two dimensions is divided along the first alone.
+    """
+    for dimension in dimensions:
+        spans = [
+            jax.lax.slice_in_dim(array, span.start, span.stop, axis=dimension)
+            for span in ring.order
+        ]
+        array = jnp.concatenate(spans, axis=dimension)
+    return array if len(ring.union) == 1 else reshard(array, ring.by_tokens(dimensions[0]))

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from hetjax import _compat
 from hetjax.sharding.attention.forms import (
     Data,
@@ -127,7 +129,7 @@ def placed(
         is_repeated = any(size > 1 and not dim for size, dim in zip(out.shape, dims, strict=True))
         if is_repeated and isinstance(form, Scores):
             return None
-    elif name in _KEEPING:
+    elif _keeps(equation):
         dims = form.dims
     return None if dims is None else replace(form, dims=dims)
 
@@ -136,6 +138,16 @@ _KEEPING = frozenset(
     "convert_element_type copy name reduce_precision hetjax_constraint sharding_constraint "
     "optimization_barrier".split()
 )
+
+
+def _keeps(equation: _compat.JaxprEqn) -> bool:
+    """Whether an equation gives its operand as it is, or as another float, and no more rounded."""
+    if equation.primitive.name not in _KEEPING:
+        return False
+    coarsest = jnp.finfo(jnp.bfloat16).nmant
+    dtype: Any = equation.outvars[0].aval.dtype
+    is_float = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).nmant >= coarsest
+    return is_float and equation.params.get("mantissa_bits", coarsest) >= coarsest
 
 
 def combined(
