@@ -33,10 +33,11 @@ gc.set_threshold(20_000, 20, 20)
 # A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# "ci" draws the same cases every time, so that its verdict is about the change alone; "full" draws
-# many new ones.
+# "ci" draws the same few cases every time, so that its verdict is about the change alone and comes
+# soon; "full" draws many new ones.
 settings.register_profile(
     "ci",
+    max_examples=40,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],

@@ -39,7 +39,7 @@ def check_lists(placement: Placement, stage: int) -> None:
             assert described(sent) == described(received)
 
 
-@examples(usual=40)
+@examples(usual=15)
 @given(case=cases(max_pipelines=3))
 def test_both_ends_of_every_transfer_have_its_arrays(case: Case):
     placement = build(job_of(case, OPTIMIZER))

@@ -163,7 +163,7 @@ def check_routes(stage: int, instructions: Sequence[Instruction]) -> None:
                 assert tag.route.target == stage != tag.route.source
 
 
-@examples(usual=40)
+@examples(usual=15)
 @given(case=cases(max_pipelines=3))
 def test_training_lists(case: Case):
     placement = build(job_of(case, OPTIMIZER))
@@ -183,7 +183,7 @@ def test_training_lists(case: Case):
         assert worker.live <= schedule.live_bound(placement.place(stage))
 
 
-@examples(usual=20)
+@examples(usual=8)
 @given(case=cases(max_pipelines=3))
 def test_evaluation_lists(case: Case):
     placement = build(job_of(case, OPTIMIZER))
