@@ -213,9 +213,10 @@ class Trainer:
             cluster. None where nothing is played.
 
         Raises:
-            InputError: the batch does not have the planned shape.
+            InputError: the batch does not have the planned shape, or a step before was cut off.
         """
         self._start()
+        self._check_whole()
         if not isinstance(self._executor, PlayedExecutor):
             return None
         return self._executor.rehearse(self.examples_done, batch)
@@ -381,7 +382,7 @@ class Trainer:
             The loss.
 
         Raises:
-            InputError: there is no source, or it holds nothing out.
+            InputError: there is no source, it holds nothing out, or a step before was cut off.
         """
         return self.evaluate_with_aux(max_batches)[0]
 
@@ -395,9 +396,10 @@ class Trainer:
             The loss, and the figures as in `StepMetrics.aux`: None without `has_aux`.
 
         Raises:
-            InputError: there is no source, or it holds nothing out.
+            InputError: there is no source, it holds nothing out, or a step before was cut off.
         """
         self._start()
+        self._check_whole()
         if max_batches is not None:
             check_count("max_batches", max_batches)
         available = 0 if self._job.source is None else self._executor.num_held_out()
@@ -485,8 +487,13 @@ class Trainer:
         return restored.messages
 
     def parameters(self) -> PyTree[np.ndarray]:
-        """The parameters as NumPy arrays, gathered from all stages."""
+        """The parameters as NumPy arrays, gathered from all stages.
+
+        Raises:
+            InputError: a step before was cut off.
+        """
         self._start()
+        self._check_whole()
         return whole_parameters(self._placement.pipelines, self._executor.parameters())
 
     def timeline(self) -> Timeline:

@@ -74,7 +74,8 @@ def test_nothing_goes_on_from_a_step_that_was_interrupted(
         monkeypatch.setattr(InstructionRun, "compute", late)
         interrupted(trainer.train_step)
         monkeypatch.undo()
-        for act in (trainer.train_step, trainer.save, trainer.measure):
+        acts = trainer.train_step, trainer.rehearse, trainer.save, trainer.measure
+        for act in (*acts, trainer.evaluate, trainer.parameters):
             with pytest.raises(InputError, match="was cut off, and the state is between two steps"):
                 act()
         trainer.resume()
