@@ -59,6 +59,14 @@ def test_rows_are_those_of_the_source(source: Source, reader: BatchReader):
                 np.testing.assert_array_equal(found, expected)
 
 
+def test_who_has_no_share_of_the_examples_reads_none(source: Source, reader: BatchReader):
+    tokens, weights = reader.training(SIZE)(2, 2)
+    np.testing.assert_array_equal(tokens, np.zeros((0, 3), np.int32), strict=True)
+    np.testing.assert_array_equal(weights, np.zeros(0, np.float32), strict=True)
+    reader.close()
+    assert not source.reads
+
+
 def test_the_next_step_is_read_ahead_and_only_once(source: Source, reader: BatchReader):
     reader.training(0)(0, 3)
     with source.changed:

@@ -99,6 +99,8 @@ class BatchReader:
 
     def _read(self, example: int, end: int) -> list[np.ndarray]:
         """Examples of the stream; they lie in two of its batches where the batch size changed."""
+        if example == end:  # A member of a stage may have no share of the examples.
+            return [np.zeros((0, *shape.shape[1:]), shape.dtype) for shape in self._shapes]
         pieces = []
         while example < end:
             step, row = divmod(example, self._batch_size)
