@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -96,6 +97,17 @@ class Tokens:
 
     def held_out_batches(self, batch_size: int) -> Iterator[Any]:
         return (self.batch(1000 + i, batch_size) for i in range(2))
+
+
+@dataclass(frozen=True)
+class TokensOfFile(Tokens):
+    """The same; those held out are there when a file is."""
+
+    path: Path
+
+    def held_out_batches(self, batch_size: int) -> Iterator[Any]:
+        self.path.read_bytes()
+        return super().held_out_batches(batch_size)
 
 
 def make_cluster(nodes: int, kind: DeviceKind = HOST) -> Cluster:

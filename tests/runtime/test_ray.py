@@ -17,6 +17,7 @@ from execution import gathered_state
 from ray_jobs import (
     BATCH,
     Tokens,
+    TokensOfFile,
     loss,
     make_cluster,
     make_plan,
@@ -133,16 +134,20 @@ def test_pipelines_of_unlike_depth_and_width(tmp_path: Path):
         losses = [trainer.train_step().loss for _ in range(6)]
         final = trainer.parameters()
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    with make_trainer("ray", plan, workdir=tmp_path) as trainer:
+    source = TokensOfFile(tmp_path / "held_out")
+    with make_trainer("ray", plan, workdir=tmp_path / "run", source=source) as trainer:
         assert len(set(processes(trainer))) == 3
         found = [trainer.train_step(timed=step == 5).loss for step in range(6)]
+        with pytest.raises(FileNotFoundError, match="held_out"):
+            trainer.evaluate()
+        source.path.touch()
         assert trainer.evaluate() == pytest.approx(held_out, rel=1e-5)
         assert trainer.timeline().stage_tracks == ("stage 0", "stage 1", "stage 2")
         trainer.save(wait=True)
         saved = trainer.parameters()
     np.testing.assert_allclose(found, losses, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), saved, final)
-    with make_trainer("local", workdir=tmp_path) as trainer:
+    with make_trainer("local", workdir=tmp_path / "run") as trainer:
         assert trainer.resume()
         assert_equal(trainer.parameters(), saved)
 

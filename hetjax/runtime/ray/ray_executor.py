@@ -374,7 +374,7 @@ class RayExecutor:
     def num_held_out(self) -> int:
         """How many held-out batches there are."""
         found = self._workers.call(lambda actor: actor.num_held_out.remote(), [(0, 0)])[0, 0]
-        if isinstance(found, InputError):
+        if isinstance(found, Exception):
             raise found
         return found
 

@@ -322,15 +322,15 @@ class HostWorker:
         """Run the following training steps in another order."""
         self.workers.use_schedule(schedule)
 
-    def num_held_out(self) -> int | InputError:
-        """How many held-out batches there are, or what is wrong with them.
+    def num_held_out(self) -> int | Exception:
+        """How many held-out batches there are, or why they could not be read.
 
         What is raised would end the workers, and with them the state.
         """
         try:
             return 0 if self.reader is None else self.reader.num_held_out
-        except InputError as error:
-            return error
+        except Exception as error:
+            return _reason("held-out batches", error)
 
     def read_held_out(self, index: int) -> Exception | None:
         """Read a held-out batch before any worker computes with it; why it could not be read.
@@ -340,10 +340,8 @@ class HostWorker:
         assert self.reader is not None
         try:
             self._held_out = self.reader.held_out(index)
-        except (InputError, OSError) as error:
-            return error
         except Exception as error:
-            return InputError(f"source: held-out batch {index} cannot be read: {error!r}")
+            return _reason(f"held-out batch {index}", error)
         return None
 
     def evaluate(self, call: int) -> list[tuple[float, ...] | None]:
@@ -430,6 +428,13 @@ class HostWorker:
         gather = jax.jit(lambda arrays: arrays, out_shardings=whole)
         gathered = gather(worker.state().parameters)
         return None if self.process.host else [np.asarray(array) for array in gathered]
+
+
+def _reason(what: str, error: Exception) -> Exception:
+    """Why something of a source cannot be read, as an error that can be sent to the driver."""
+    if isinstance(error, InputError | OSError):
+        return error
+    return InputError(f"source: {what} cannot be read: {error!r}")
 
 
 def member_mesh(plan: Plan, process: WorkerProcess, stage: int | None = None) -> jax.sharding.Mesh:
