@@ -13,6 +13,7 @@ import optax
 from cases import Case
 from small_models import Batch, Model, make_batch
 
+from hetjax.pipeline.program.loss import host_array, host_shape
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.instructions.buffers import Gradient, OptimizerState, Parameter
 from hetjax.runtime.local.local_executor import LocalExecutor
@@ -94,6 +95,8 @@ def gather(
 ) -> list[np.ndarray]:
     """Whole leaves from the parts that stages hold; what several stages hold must be equal.
 
+    Random keys are gathered as their words.
+
     Args:
         held: for each stage its parts, and an array for each of them.
         shapes: the shapes of the leaves.
@@ -102,19 +105,24 @@ def gather(
     Returns:
         The leaves.
     """
-    leaves = [np.zeros(shape.shape, shape.dtype) for shape in shapes]
+    leaves = empty_leaves(shapes)
     counts = [np.zeros(shape.shape, np.int32) for shape in shapes]
     for parts, arrays in held:
         for part, array in zip(parts, arrays, strict=True):
             rows = (slice(part.start, part.stop),) if part.stop is not None else ...
             seen = counts[part.leaf][rows].astype(bool)
-            new = np.asarray(array)
+            new = host_array(array)
             np.testing.assert_allclose(leaves[part.leaf][rows][seen], new[seen], tolerance)
             leaves[part.leaf][rows] = new
             counts[part.leaf][rows] += 1
     for count in counts:
         assert np.all(count), "some rows are held by no stage"
     return leaves
+
+
+def empty_leaves(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[np.ndarray]:
+    """Zeros for leaves of some shapes, of random keys for their words."""
+    return [np.zeros(each.shape, each.dtype) for each in map(host_shape, shapes)]
 
 
 def gathered_parameters(executor: LocalExecutor) -> list[np.ndarray]:
@@ -148,16 +156,16 @@ def _of_stage(
     """What a stage holds, put together of what its members do; what several hold is the same."""
     workers = [worker for worker in executor.workers if worker.stage == stage]
     leaves = workers[0].placement.leaves(stage, kind)
-    wholes = [np.zeros(shape.shape, shape.dtype) for shape in leaves.shapes]
+    wholes = empty_leaves(leaves.shapes)
     seen = [np.zeros(shape.shape, bool) for shape in leaves.shapes]
     for worker in workers:
         state = worker.state()
         arrays = state.parameters if kind is Parameter else state.optimizer
         for place, (array, annotation) in enumerate(zip(arrays, leaves.annotations, strict=True)):
             whole, before = wholes[place], seen[place]
-            region = annotation.regions(whole.shape)[worker.member]
+            region = annotation.regions(before.shape)[worker.member]
             at = tuple(slice(*bounds) for bounds in region)
-            new = np.asarray(array)
+            new = host_array(array)
             np.testing.assert_allclose(
                 whole[at][before[at]], new[before[at]], 0, _apart(worker, new)
             )

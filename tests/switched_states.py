@@ -9,17 +9,21 @@ import jax
 import numpy as np
 import optax
 from cases import CLUSTER, trace_model
-from execution import gather
+from execution import empty_leaves, gather
 from small_models import Model
 
 from hetjax import Trainer
 from hetjax.mesh import SubMesh
+from hetjax.pipeline.program.loss import host_array
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.local.local_executor import LocalExecutor
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
+
+NOISY = optax.chain(optax.add_noise(1e-4, 0.5, jax.random.key(3)), OPTIMIZER)
+"""One with a random key in its state."""
 
 
 def state_of(trainer: Trainer, *, fresh: bool = False) -> list[np.ndarray]:
@@ -51,11 +55,11 @@ def first_copies(
     held: Sequence[tuple[Any, Any]], shapes: Sequence[jax.ShapeDtypeStruct]
 ) -> list[np.ndarray]:
     """Whole leaves, of which every row is that of the first stage that holds it."""
-    leaves = [np.zeros(shape.shape, shape.dtype) for shape in shapes]
+    leaves = empty_leaves(shapes)
     for parts, arrays in reversed(held):
         for part, array in zip(parts, arrays, strict=True):
             rows = (slice(part.start, part.stop),) if part.stop is not None else ...
-            leaves[part.leaf][rows] = np.asarray(array)
+            leaves[part.leaf][rows] = host_array(array)
     return leaves
 
 

@@ -11,8 +11,10 @@ from jax.sharding import PartitionSpec as P
 from random_annotations import pairs, summands
 
 from hetjax import HArray, reshard
+from hetjax.pipeline.program.loss import host_array
 from hetjax.runtime.instructions.instruction import Free, Receive, Run
 from hetjax.runtime.local.local_program import LocalProgram
+from hetjax.runtime.moves.pieces import join_pieces
 from hetjax.sharding import PARTIAL, HSharding, Subgroup, deduce, specialize
 
 ONE, TWO, THREE = (Subgroup((device,), (("t", 1),), P()) for device in range(3))
@@ -56,6 +58,17 @@ def test_arrays_come_to_lie_in_any_way(source, destination):
     assert found.annotation == destination
     # What is moved is plain data again, to which anything can be added.
     assert all((found[n] + 1).shape == found[n].shape for n in destination.devices)
+
+
+def test_keys_that_come_as_words_are_joined():
+    keys, device = jax.random.split(jax.random.key(0), 6), jax.devices()[1]
+    words = host_array(keys)
+    halves = [(((0, 2),), words[:2]), (((2, 6),), words[2:])]
+    for pieces in ([(((0, 6),), words)], halves):
+        found = join_pieces(((0, 6),), keys.dtype, pieces, device)
+        assert (found.dtype, found.devices()) == (keys.dtype, {device})
+        np.testing.assert_array_equal(jax.random.key_data(found), words)
+    assert join_pieces(((0, 0),), keys.dtype, [], device).shape == (0,)
 
 
 def test_keys_are_moved():

@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from cases import random_plan
 from hspmd_switch import live_bytes
 from small_models import Model, make_batch
-from switched_states import OPTIMIZER, assert_same, state_of
+from switched_states import NOISY, OPTIMIZER, assert_same, state_of
 
 from hetjax import Trainer
 from hetjax.planner.plan.plan import Plan
@@ -76,13 +77,13 @@ def num_bytes(given: Sequence[Given]) -> int:
     return sum(array.nbytes for each in given for arrays in each.values() for array in arrays)
 
 
-@pytest.mark.parametrize("seed", [2, 5, 9])
-def test_groups_are_given_up_and_taken(seed: int):
+@pytest.mark.parametrize(("seed", "optimizer"), [(2, OPTIMIZER), (5, OPTIMIZER), (9, NOISY)])
+def test_groups_are_given_up_and_taken(seed: int, optimizer: optax.GradientTransformation):
     rng, model, batch = Random(seed), Model(("dense", "stacked_scan")), make_batch(24)
     plans: list[Plan] = [random_plan(rng, model, each) for each in ([(4, 4), (1, 8)], [(6, 4)])]
     with (
-        Trainer(plans[0], model.loss, model.init(), OPTIMIZER, batch) as old,
-        Trainer(plans[1], model.loss, model.init(), OPTIMIZER, batch) as new,
+        Trainer(plans[0], model.loss, model.init(), optimizer, batch) as old,
+        Trainer(plans[1], model.loss, model.init(), optimizer, batch) as new,
     ):
         old.train_step(batch)
         before = state_of(old)

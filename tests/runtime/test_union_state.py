@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_unions import Most, random_union_plan
 from small_models import Model, make_batch
-from switched_states import OPTIMIZER, assert_same
+from switched_states import NOISY, OPTIMIZER, assert_same
 
 from hetjax import InputError, Trainer
 from hetjax.mesh import SubMesh
@@ -231,7 +231,7 @@ def test_a_run_goes_on_with_other_members_switched_or_resumed(tmp_path: Path):
     batches = [make_batch(24, seed) for seed in range(6)]
 
     def made(plan: Plan, workdir: Path | None = None) -> Trainer:
-        return Trainer(plan, model.loss, model.init(), OPTIMIZER, batches[0], workdir=workdir)
+        return Trainer(plan, model.loss, model.init(), NOISY, batches[0], workdir=workdir)
 
     with made(plans[0], tmp_path) as trainer:
         found = [trainer.train_step(batch) for batch in batches[:2]]
@@ -255,7 +255,7 @@ def test_a_run_goes_on_with_other_members_switched_or_resumed(tmp_path: Path):
         assert_same(whole_state(trainer), saved)
         found.append(trainer.train_step(batches[5]))
     with jax.numpy_dtype_promotion("standard"):
-        expected = one_device_steps(model, OPTIMIZER, batches)
+        expected = one_device_steps(model, NOISY, batches)
     curve = [(metrics.loss, metrics.gradient_norm) for metrics in found]
     np.testing.assert_allclose(curve, expected, rtol=1e-5)
 

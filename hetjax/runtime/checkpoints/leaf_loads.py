@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from hetjax.errors import CheckpointError
+from hetjax.pipeline.program.loss import host_shape
 from hetjax.runtime.checkpoints.manifest import SavedPart
-from hetjax.runtime.compilation.compiling import put_whole
+from hetjax.runtime.compilation.compiling import put_from_host
 from hetjax.sharding.annotation.bounds import extent, overlap, volume, within
 
 
@@ -49,10 +50,9 @@ class LeafLoad:
             raise CheckpointError(
                 f"the checkpoint has {found} of the {count} elements of {part.key}; it is damaged"
             )
-        self.is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
         # Saved just as it is wanted: every process reads only what its own devices hold.
         alike = [(s.bounds, s.is_row) for s, _ in self.sources] == [(wanted, part.is_row)]
-        self.is_direct = alike and not self.is_key
+        self.is_direct = alike and not jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
     def assemble(self, stored: Mapping[str, Any]) -> jax.Array:
         """Make the part of what `read_loads` has read for it."""
@@ -61,19 +61,13 @@ class LeafLoad:
         array = self._joined(stored)
         if self.part.is_row:
             (array,) = array
-        if not self.is_key:
-            return put_whole(array, self.sharding)
-        implementation = jax.random.key_impl(jnp.empty((), self.dtype))
-        wrap: Callable[[Any], Any] = jax.jit(
-            lambda data: jax.random.wrap_key_data(data, impl=implementation),
-            out_shardings=self.sharding,
-        )
-        return wrap(put_whole(array, self.sharding))
+        return put_from_host(array, self.dtype, self.sharding)
 
     def _joined(self, stored: Mapping[str, Any]) -> np.ndarray:
         wanted = self.part.bounds
         if not self.sources:
-            return np.zeros(extent(wanted), self.dtype)
+            like = host_shape(jax.ShapeDtypeStruct(extent(wanted), self.dtype))
+            return np.zeros(like.shape, like.dtype)
         if not self.part.shape:
             return stored[self.sources[0][0].key]
         pieces = [

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from hetjax.pipeline.program.loss import from_host, is_key
+
 
 @dataclass(frozen=True, eq=False)
 class Argument:
@@ -66,6 +68,26 @@ def compile_program(
         keep_unused=True,
     )
     return jitted.lower(*(list(argument.shapes) for argument in arguments)).compile()
+
+
+def put_from_host(array: np.ndarray, dtype: Any, sharding: NamedSharding) -> jax.Array:
+    """Put what `host_array` made of an array onto a mesh: of random keys that is their words.
+
+    Args:
+        array: the whole of it, in this process.
+        dtype: the dtype of the array that it was made of.
+        sharding: how it shall lie; the mesh may span processes.
+
+    Returns:
+        The array.
+    """
+    placed, like = put_whole(array, sharding), jax.ShapeDtypeStruct((), dtype)
+    if not is_key(like):
+        return placed
+    wrapped: Callable[[Any], Any] = jax.jit(
+        lambda words: from_host(words, like), out_shardings=sharding
+    )
+    return wrapped(placed)
 
 
 def put_whole(array: np.ndarray, sharding: NamedSharding) -> jax.Array:

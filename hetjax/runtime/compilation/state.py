@@ -13,11 +13,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from hetjax.pipeline.build import PipelinePrograms
-from hetjax.pipeline.program.loss import makes_parameters
+from hetjax.pipeline.program.loss import host_array, makes_parameters
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.compilation.compiled_stage import CompiledStage
-from hetjax.runtime.compilation.compiling import put_whole
+from hetjax.runtime.compilation.compiling import put_from_host, put_whole
 from hetjax.runtime.compilation.made_parameters import made_parameters
 from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
@@ -129,7 +129,7 @@ def _part_of(
     for array, annotation, sharding in zip(arrays, leaves.annotations, shardings, strict=True):
         region = annotation.regions(array.shape)[member]
         rows = tuple(slice(start, stop) for start, stop in region)
-        found.append(put_whole(np.asarray(array)[rows], sharding))
+        found.append(put_from_host(host_array(array)[rows], array.dtype, sharding))
     return found
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from hetjax.pipeline.program.loss import from_host, host_shape
 from hetjax.sharding.annotation.bounds import Bounds, contains, extent, within
 
 ArrayPart = tuple[Bounds, Any]
@@ -22,23 +23,31 @@ def join_pieces(bounds: Bounds, dtype: Any, pieces: Sequence[ArrayPart], device:
     Args:
         bounds: the part.
         dtype: its type.
-        pieces: JAX arrays on the device, or NumPy's; they make up the part, or it is empty.
+        pieces: JAX arrays on the device, or NumPy's, as `host_array` makes them; they make up the
+            part, or it is empty.
         device: the device.
 
     Returns:
         The part.
     """
+    part = jax.ShapeDtypeStruct(extent(bounds), dtype)
     if len(pieces) == 1 and pieces[0][0] == bounds:
-        return jax.device_put(pieces[0][1], device)
+        return _put(pieces[0][1], part, device)
     if all(isinstance(_readable(piece), np.ndarray) for _, piece in pieces):
-        array = np.empty(extent(bounds), dtype)
+        like = host_shape(part)
+        array = np.empty(like.shape, like.dtype)
         for around, piece in pieces:
             array[within(around, bounds)] = piece
-        return jax.device_put(array, device)
+        return _put(array, part, device)
     whole = jnp.zeros(extent(bounds), dtype, device=SingleDeviceSharding(device))
     for around, piece in pieces:
         whole = whole.at[within(around, bounds)].set(piece)
     return whole
+
+
+def _put(array: Any, part: jax.ShapeDtypeStruct, device: Any) -> jax.Array:
+    placed = jax.device_put(array, device)
+    return from_host(placed, part) if isinstance(array, np.ndarray) else placed
 
 
 def cut_piece(pieces: Sequence[ArrayPart], bounds: Bounds) -> Any:

@@ -104,7 +104,8 @@ class StageLeaves:
         Args:
             leaf: the leaf.
             device: the device, of this process.
-            pieces: JAX arrays on the device, or NumPy's, that make it up.
+            pieces: JAX arrays on the device, or NumPy's as `host_array` makes them, that make it
+                up.
         """
         if len(pieces) == 1 and isinstance(pieces[0][1], np.ndarray):
             # JAX would take NumPy's memory over, which may be a part of something that is shared.

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax.pipeline.program.loss import host_array
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member
 from hetjax.runtime.compilation.state import StageState
@@ -160,4 +161,4 @@ class StateExchange:
 
 
 def _given(held: Pieces, parcels: Sequence[Messages]) -> list[list[np.ndarray]]:
-    return [[np.asarray(array) for array in cut_pieces(held, each)] for each in parcels]
+    return [[host_array(array) for array in cut_pieces(held, each)] for each in parcels]
