@@ -1,6 +1,6 @@
 """The local executor: memory, compilation, failures, evaluation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,11 @@ from hetjax.pipeline.timeline.timeline import link_track
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.runtime.compilation.compiled_stage import StageCompiler
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.workers.job import Job
 from hetjax.runtime.workers.step_report import link_events, link_uses
-from hetjax.runtime.workers.worker import EarlyRuns
+from hetjax.runtime.workers.worker import EarlyRuns, StageWorker
 
 SMALL, SHARED = Model(("scalar",)), Model(("dense", "dense"))
 UNLIKE = (
@@ -176,6 +177,25 @@ def test_evaluation_gives_the_loss_of_one_device(executor: LocalExecutor, job: J
         expected = jax.jit(SHARED.mean_loss)(parameters, batch)
         np.testing.assert_allclose(total / count, expected, rtol=1e-5)
     assert [set(worker.buffers) for worker in executor.workers] == held
+
+
+def test_evaluation_is_compiled_before_any_stage_waits_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    seen = []
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: seen.append(name) or call(*arguments)
+
+    compiled, evaluate = StageCompiler.with_evaluation, StageWorker.evaluate
+    monkeypatch.setattr(StageCompiler, "with_evaluation", noted("compile", compiled))
+    monkeypatch.setattr(StageWorker, "evaluate", noted("evaluate", evaluate))
+    case = small_case()
+    job = job_of(case, optax.sgd(0.1), source=Source(case.plan.batch_size))
+    with running(job) as executor:
+        for _ in range(2):
+            executor.evaluate(0)
+    assert seen == ["compile"] * 3 + ["evaluate"] * 6
 
 
 def test_a_state_that_begins_as_the_parameters_is_a_copy_of_them():

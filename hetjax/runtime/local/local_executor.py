@@ -213,6 +213,7 @@ class LocalExecutor:
         assert self._reader is not None
         self._call += 1
         call, feed = self._call, self._reader.held_out(index)
+        self._all(lambda workers: workers.compile_evaluation())
         found = self._all(lambda workers: workers.evaluate(call, feed))
         return summed([*itertools.chain.from_iterable(found)])
 

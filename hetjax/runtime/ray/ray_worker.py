@@ -335,9 +335,11 @@ class HostWorker:
     def read_held_out(self, index: int) -> Exception | None:
         """Read a held-out batch before any worker computes with it; why it could not be read.
 
-        What is raised would end the workers, and with them the state.
+        What computes with it is compiled before, too. What is raised would end the workers, and
+        with them the state.
         """
         assert self.reader is not None
+        self.workers.compile_evaluation()
         try:
             self._held_out = self.reader.held_out(index)
         except Exception as error:

@@ -64,6 +64,11 @@ class DeviceWorkers:
             runs[stage].do(instruction)
         return [each.end_step(runs[each.stage]) for each in self.workers]
 
+    def compile_evaluation(self) -> None:
+        """Compile what `evaluate` runs; see `StageWorker.compile_evaluation`."""
+        for worker in self.workers:
+            worker.compile_evaluation()
+
     def evaluate(self, step: int, feed: Feed) -> list[tuple[float, ...] | None]:
         """Compute the loss of a batch, as `StageWorker.evaluate` does."""
         if len(self.workers) == 1:

@@ -217,8 +217,21 @@ class StageWorker:
         run.report.live_microbatches, run.report.live_bytes = held
         return run.report
 
+    def compile_evaluation(self) -> None:
+        """Compile what `evaluate` runs, where it is not compiled yet.
+
+        All workers do it before any of them evaluates: those that wait for one which still compiles
+        would take it for lost.
+        """
+        if not self.evaluation:
+            self.compiled = self._compiler.with_evaluation(self.compiled)
+            schedule = self.placement.pipeline_plan(self.stage).schedule
+            self.evaluation = evaluation_instructions(
+                self.pipelines, schedule, self.stage, part=self.part
+            )
+
     def evaluate(self, step: int, feed: Feed) -> tuple[float, ...] | None:
-        """Compute the loss of a batch, without a backward pass.
+        """Compute the loss of a batch, without a backward pass, when that is compiled.
 
         Args:
             step: a number that tells this call's transfers from all others.
@@ -234,12 +247,6 @@ class StageWorker:
 
     def begin_evaluation(self, step: int, feed: Feed) -> _StepRun:
         """An evaluation that has not begun; see `begin_step`."""
-        if not self.evaluation:
-            self.compiled = self._compiler.with_evaluation(self.compiled)
-            schedule = self.placement.pipeline_plan(self.stage).schedule
-            self.evaluation = evaluation_instructions(
-                self.pipelines, schedule, self.stage, part=self.part
-            )
         return _StepRun(self, step, feed, timed=False, counts=False)
 
     def end_evaluation(self, run: _StepRun) -> tuple[float, ...] | None:
