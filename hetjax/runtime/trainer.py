@@ -55,8 +55,8 @@ class Trainer:
         plan: the plan, or the path of its file.
         loss_function: ``loss_function(parameters, batch)``, the plain JAX program that the plan was
             made for. Every `hetjax.reshard` in it is obeyed by its stage, or refused.
-        parameters: pytree of arrays, or a function without arguments that makes it, in which case
-            every stage makes only its own.
+        parameters: pytree of arrays, which are copied when training starts, or a function without
+            arguments that makes it, in which case every stage makes only its own.
         optimizer: any Optax transformation; one that asks for the ``value`` of the loss gets it.
         batch: pytree of arrays or shapes: the batch of one whole step, ``[examples, ...]``.
         has_aux: whether the loss function returns a pair of the loss and a pytree of scalars, as in

@@ -11,19 +11,23 @@ import pytest
 from cases import CLUSTER, Case, trace_model
 from compilations import counted_compilations
 from execution import gathered_parameters, job_of, one_device_steps, running, train
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from small_models import Batch, Model, make_batch
 
 from hetjax.errors import WorkerLostError
 from hetjax.mesh import SubMesh
+from hetjax.pipeline.program.stacked_leaves import whole_leaves
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedule_search.zero_bubble import zb_h1
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES, Schedule
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.timeline.timeline import link_track
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.compilation.compiled_stage import StageCompiler
+from hetjax.runtime.compilation.state import initial_parameters
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.workers.job import Job
 from hetjax.runtime.workers.step_report import link_events, link_uses
@@ -118,6 +122,17 @@ def test_training_spares_the_parameters_that_were_given(job: Job):
     leaves, fresh = jax.tree.leaves(job.parameters), jax.tree.leaves(SHARED.init())
     for leaf, same in zip(leaves, fresh, strict=True):
         np.testing.assert_array_equal(leaf, same)
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec(), PartitionSpec("d")])
+def test_parameters_given_in_numpys_memory_may_be_changed(spec: PartitionSpec):
+    room = np.zeros(320, np.uint8)
+    # Memory that begins so is what JAX takes over.
+    given = room[-room.ctypes.data % 64 :][:256].view(np.float32).reshape(8, 8)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), spec)
+    (found,) = initial_parameters([ParameterPart(0)], [sharding], [given], whole_leaves(1))
+    given[:] = 1
+    np.testing.assert_array_equal(found, np.zeros((8, 8)))
 
 
 def test_tied_parameters_stay_bitwise_equal_on_unlike_submeshes(executor: LocalExecutor):

@@ -139,15 +139,23 @@ def initial_parameters(
     parameters: PyTree | Callable[[], PyTree],
     leaves: StackedLeaves,
 ) -> list[jax.Array]:
-    """A stage's parameter parts, from all parameters or from what makes them."""
+    """A stage's parameter parts, from all parameters or from what makes them.
+
+    Whoever gave arrays of NumPy may change them afterwards.
+    """
     if makes_parameters(parameters):
         return made_parameters(parameters, parts, shardings, leaves)
     arrays, places = jax.tree.leaves(parameters), [leaves.places[part.leaf] for part in parts]
     held = {leaf: np.asarray(arrays[leaf]) for leaf, _ in places}
-    return [
-        put_whole(part.take(held[leaf] if row is None else held[leaf][row]), sharding)
-        for part, (leaf, row), sharding in zip(parts, places, shardings, strict=True)
-    ]
+    found = []
+    for part, (leaf, row), sharding in zip(parts, places, shardings, strict=True):
+        array = part.take(held[leaf] if row is None else held[leaf][row])
+        on_cpu = next(iter(sharding.device_set)).platform == "cpu"
+        # There JAX would take NumPy's memory over as it is. Its own arrays nobody changes.
+        if on_cpu and isinstance(arrays[leaf], np.ndarray):
+            array = np.array(array)
+        found.append(put_whole(array, sharding))
+    return found
 
 
 def state_parts(
