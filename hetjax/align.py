@@ -37,11 +37,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "--kinds",
         nargs="+",
+        action="extend",
         default=[],
         metavar="KIND",
         help="what is compared, the reference first: [NAME=]DEVICE[:DTYPE], where DEVICE is cpu, "
         "gpu, tpu or a device kind such as H100, and DTYPE is what operands of products are "
-        "rounded to: float32, bfloat16, float16; without it products are the platform's own",
+        "rounded to: float32, bfloat16, float16; without it products are the platform's own; "
+        "may be given again",
     )
     parser.add_argument(
         "--tolerance",
@@ -60,9 +62,11 @@ def _parser() -> Parser:
     parser.add_argument(
         "--operators",
         nargs="+",
+        action="extend",
         default=[],
         metavar="N",
-        help="the operators to compare, capture or replay, by number: 17, or 10-20 (default: all)",
+        help="the operators to compare, capture or replay, by number: 17, or 10-20 (default: all); "
+        "may be given again",
     )
     parser.add_argument(
         "--capture", metavar="DIR", help="write what the reference's operators take and give there"

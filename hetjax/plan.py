@@ -35,7 +35,13 @@ def _parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.add_argument("--out", metavar="FILE", help="write the plan to this file")
     parser.add_argument(
-        "--lost", metavar="N", type=int, nargs="+", default=[], help="devices to do without"
+        "--lost",
+        metavar="N",
+        type=int,
+        nargs="+",
+        action="extend",
+        default=[],
+        help="devices to do without; may be given again",
     )
     parser.add_argument("--report", metavar="FILE", help="write a page about the plan (HTML)")
     return parser

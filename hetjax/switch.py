@@ -38,10 +38,11 @@ def _parser() -> Parser:
         "--lost",
         type=int,
         nargs="+",
+        action="extend",
         default=[],
         metavar="N",
         help="devices of the cluster that are gone, and send nothing; those that the plan to "
-        "switch to names in lost_devices need not be given",
+        "switch to names in lost_devices need not be given; may be given again",
     )
     parser.add_argument(
         "--bytes-per-parameter",

@@ -115,10 +115,12 @@ def test_a_replay_of_what_was_not_captured_is_refused(
     [
         ([], "--kinds names 0; 2 or more are needed"),
         (["--kinds", "cpu", "V100:bfloat16"], "V100 has no bfloat16. Allowed: float16, float32"),
+        (["--kinds", "cpu", "--kinds", "V100:bfloat16"], "V100 has no bfloat16"),
         (["--kinds", "cpu", "abacus"], "unknown device of --kinds 'abacus'"),
         (["--kinds", "cpu", "a=cpu", "--tolerance", "nan"], "--tolerance is nan"),
         (["--kinds", "cpu", "a=cpu", "--steps", "-1"], "--steps is -1; it must be 0 or more"),
         (["--kinds", "cpu", "a=cpu", "--operators", "9-3"], "--operators: '9-3' is not allowed"),
+        (["--kinds", "cpu", "a=cpu", "--operators", "9-3", "--operators", "1"], "'9-3' is not"),
         (["--kinds", "cpu", "a=cpu", "--operators", "0-9999999"], "numbers below 1,000,000"),
         (["--kinds", "cpu", "a=cpu", "--limit", "many"], "--limit: 'many' is not a number"),
         (["--kinds", "cpu", "--replay", "/nowhere"], "there is no such folder"),

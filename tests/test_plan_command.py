@@ -276,7 +276,7 @@ def test_lost_devices_are_not_used(tmp_path: Path, capsys: pytest.CaptureFixture
     assert used
     assert not used & {1, 4}
     capsys.readouterr()
-    assert plan_command(*given, "--lost", "6") == 2
+    assert plan_command(*given, "--lost", "6", "--lost", "1") == 2
     assert "lost: device 6 is not in cluster 'quickstart'" in capsys.readouterr().err
 
 

@@ -68,6 +68,10 @@ def test_parameters_and_optimizer_state_count_as_they_are(capsys: pytest.Capture
         (["--from", "c1.json", "--to", "c4.json"], "the plans are for the clusters"),
         (["--from", "c1.json", "--to", "c2.json", "--lost", "30"], "uses devices [30]"),
         (["--from", "c1.json", "--to", "c2.json", "--lost", "99"], "[99] are no devices"),
+        (
+            ["--from", "c1.json", "--to", "c2.json", "--lost", "99", "--lost", "0"],
+            "[99] are no dev",
+        ),
         (["--from", "c1.json", "--to", "c2.json", "--bytes-per-parameter", "0"], "1 or more"),
     ],
 )
