@@ -19,11 +19,11 @@ class Executor(Protocol):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a step or a load did not come to its end: the state is then that of no step."""
+        """Whether a step, a load or a start has not ended: the state is then that of no step."""
         ...
 
     def start(self) -> None:
-        """Make the initial state on every stage."""
+        """Make the initial state on every stage, in the place of any that it has."""
         ...
 
     def train_step(

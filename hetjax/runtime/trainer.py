@@ -456,7 +456,8 @@ class Trainer:
         The data go on at the example after the last one seen, also with another batch size.
 
         Args:
-            or_start: begin at step 0 where there is no checkpoint.
+            or_start: begin at step 0 where there is no checkpoint; what the trainer has done so far
+                is given up then.
             allow_changed_data: go on also where the data are not those of the checkpoint.
 
         Returns:
@@ -481,9 +482,9 @@ class Trainer:
             or_start=or_start,
             allow_changed_data=allow_changed_data,
         )
-        if restored.step is not None:
-            self._started = True
-            self.steps_done, self.examples_done = restored.step, restored.examples
+        # Where there was none, the state is made anew when it is next asked for.
+        self._started = restored.step is not None
+        self.steps_done, self.examples_done = restored.step or 0, restored.examples
         return restored.messages
 
     def parameters(self) -> PyTree[np.ndarray]:

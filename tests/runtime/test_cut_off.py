@@ -83,6 +83,23 @@ def test_nothing_goes_on_from_a_step_that_was_interrupted(
         assert [trainer.train_step().loss for _ in range(2)] == expected
 
 
+def test_who_begins_at_step_0_has_the_state_of_step_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def failing(*_: Any) -> None:
+        raise OSError("of this step alone")
+
+    with make(DATA, tmp_path) as trainer:
+        expected = [trainer.train_step().loss for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(InstructionRun, "compute", failing)
+            with pytest.raises(OSError, match="of this step alone"):
+                trainer.train_step()
+        assert trainer.resume(or_start=True)[-1].endswith("starting at step 0")
+        assert (trainer.steps_done, trainer.examples_done) == (0, 0)
+        assert [trainer.train_step().loss for _ in range(2)] == expected
+
+
 def test_a_batch_that_is_refused_cuts_nothing_off():
     with make(Changed()) as trainer:
         with pytest.raises(InputError, match="has leaves"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,8 +51,8 @@ class LocalExecutor:
             where its kind is wanted; ``jax.devices()`` where none are given.
 
     Attributes:
-        is_cut_off: whether a step or a load did not come to its end, so that the state is that of
-            no step.
+        is_cut_off: whether a step, a load or a start did not come to its end, so that the state is
+            that of no step.
 
     Raises:
         InputError: there are fewer devices than the cluster has, or they are of other kinds.
@@ -167,8 +168,18 @@ class LocalExecutor:
 
     def start(self) -> None:
         """Make the initial state on every stage."""
-        for worker in self.workers:
-            worker.start(self._job.parameters)
+        with self._replacing_state():
+            for worker in self.workers:
+                worker.start(self._job.parameters)
+
+    @contextmanager
+    def _replacing_state(self) -> Iterator[None]:
+        """What gives every stage another state: it is whole when the block has come to its end."""
+        # Whoever was interrupted while waiting has not ended what runs.
+        wait(self._running)
+        self.is_cut_off = True
+        yield
+        self.is_cut_off = False
 
     def train_step(
         self, first_example: int, batch: PyTree | None = None, *, timed: bool = False
@@ -231,12 +242,9 @@ class LocalExecutor:
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
-        # Whoever was interrupted while waiting has not ended what runs.
-        wait(self._running)
-        self.is_cut_off = True
-        for worker, saver in zip(self.workers, self._savers, strict=True):
-            worker.restore(saver.load(Path(folder), worker.compiled))
-        self.is_cut_off = False
+        with self._replacing_state():
+            for worker, saver in zip(self.workers, self._savers, strict=True):
+                worker.restore(saver.load(Path(folder), worker.compiled))
 
     def parameters(self) -> list[tuple[ParameterPart, np.ndarray]]:
         """Every parameter part that the first pipeline holds, as a NumPy array."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -263,7 +263,7 @@ class RayExecutor:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a step or a load did not come to its end, and the workers still run.
+        """Whether a step, a load or a start did not come to its end, and the workers still run.
 
         Those that have ended say why at every call.
         """
@@ -320,7 +320,14 @@ class RayExecutor:
 
     def start(self) -> None:
         """Make the initial state on every stage."""
-        self._workers.call(lambda actor: actor.start.remote())
+        self._replace_state(lambda actor: actor.start.remote())
+
+    def _replace_state(self, call: Callable[[Any], Any]) -> None:
+        """Let every worker take another state, which is whole when all have."""
+        self._is_between_steps = False
+        # Workers do one thing after the other: a step that nobody waits for any more ends before.
+        self._workers.call(call)
+        self._is_between_steps = True
 
     def train_step(
         self, first_example: int, batch: PyTree | None = None, *, timed: bool = False
@@ -405,10 +412,7 @@ class RayExecutor:
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
-        self._is_between_steps = False
-        # Workers do one thing after the other: a step that nobody waits for any more ends before.
-        self._workers.call(lambda actor: actor.load.remote(folder))
-        self._is_between_steps = True
+        self._replace_state(lambda actor: actor.load.remote(folder))
 
     def parameters(self) -> list[tuple[ParameterPart, Any]]:
         """Every parameter part that the first pipeline holds, as a NumPy array."""
