@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.commands.command_line import Parser, configuration_of, named, run_command
 from hetjax.commands.signals import doing, run_process
 from hetjax.files import check_folder, check_writable
 
@@ -69,7 +69,10 @@ def _parser() -> Parser:
         "may be given again",
     )
     parser.add_argument(
-        "--capture", metavar="DIR", help="write what the reference's operators take and give there"
+        "--capture",
+        type=named,
+        metavar="DIR",
+        help="write what the reference's operators take and give there",
     )
     parser.add_argument(
         "--limit",
@@ -78,7 +81,10 @@ def _parser() -> Parser:
         help="the most that --capture writes (default: %(default)s)",
     )
     parser.add_argument(
-        "--replay", metavar="DIR", help="compare with a capture in the place of a reference"
+        "--replay",
+        type=named,
+        metavar="DIR",
+        help="compare with a capture in the place of a reference",
     )
     parser.add_argument(
         "--inject",
@@ -98,7 +104,9 @@ def _parser() -> Parser:
         help="operators shown, the largest error first (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
-    parser.add_argument("--html", metavar="FILE", help="write a page about the alignment (HTML)")
+    parser.add_argument(
+        "--html", type=named, metavar="FILE", help="write a page about the alignment (HTML)"
+    )
     return parser
 
 

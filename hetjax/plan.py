@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.commands.command_line import Parser, configuration_of, named, run_command
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
 from hetjax.files import check_writable
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser("hetjax.plan", "Plan a training run without training.")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
-    parser.add_argument("--out", metavar="FILE", help="write the plan to this file")
+    parser.add_argument("--out", type=named, metavar="FILE", help="write the plan to this file")
     parser.add_argument(
         "--lost",
         metavar="N",
@@ -43,7 +43,9 @@ def _parser() -> Parser:
         default=[],
         help="devices to do without; may be given again",
     )
-    parser.add_argument("--report", metavar="FILE", help="write a page about the plan (HTML)")
+    parser.add_argument(
+        "--report", type=named, metavar="FILE", help="write a page about the plan (HTML)"
+    )
     return parser
 
 

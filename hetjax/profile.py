@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.commands.command_line import Parser, configuration_of, named, run_command
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
 
@@ -31,6 +31,7 @@ def _parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.add_argument(
         "--merge",
+        type=named,
         metavar="FOLDER",
         action="append",
         default=[],

@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.commands.command_line import Parser, configuration_of, named, run_command
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
 
@@ -32,8 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser("hetjax.switch", "Show what a switch from one plan to another would move.")
-    parser.add_argument("--from", dest="source", metavar="FILE", help="the plan that is left")
-    parser.add_argument("--to", dest="destination", metavar="FILE", help="the plan to switch to")
+    parser.add_argument(
+        "--from", type=named, dest="source", metavar="FILE", help="the plan that is left"
+    )
+    parser.add_argument(
+        "--to", type=named, dest="destination", metavar="FILE", help="the plan to switch to"
+    )
     parser.add_argument(
         "--lost",
         type=int,

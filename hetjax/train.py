@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.commands.command_line import Parser, configuration_of, named, run_command
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError, shown
 
@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser("hetjax.train", "Train a model across a union of unlike meshes.")
-    parser.add_argument("--workdir", metavar="DIR", help="folder for all that the run writes")
+    parser.add_argument(
+        "--workdir", type=named, metavar="DIR", help="folder for all that the run writes"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in --workdir")
     parser.add_argument(
         "--resume-or-start",
@@ -53,12 +55,16 @@ def _parser() -> Parser:
         action="store_true",
         help="with --resume: go on also where the data or their seed have changed",
     )
-    parser.add_argument("--plan", metavar="FILE", help="follow this plan instead of making one")
+    parser.add_argument(
+        "--plan", type=named, metavar="FILE", help="follow this plan instead of making one"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the cluster and the plan, and end"
     )
-    parser.add_argument("--runtime", metavar="NAME", help="'local' or 'ray': runtime.name")
-    parser.add_argument("--ray-address", metavar="ADDRESS", help="runtime.ray_address")
+    parser.add_argument(
+        "--runtime", type=named, metavar="NAME", help="'local' or 'ray': runtime.name"
+    )
+    parser.add_argument("--ray-address", type=named, metavar="ADDRESS", help="runtime.ray_address")
     return parser
 
 

@@ -123,6 +123,8 @@ def test_a_replay_of_what_was_not_captured_is_refused(
         (["--kinds", "cpu", "a=cpu", "--operators", "9-3", "--operators", "1"], "'9-3' is not"),
         (["--kinds", "cpu", "a=cpu", "--operators", "0-9999999"], "numbers below 1,000,000"),
         (["--kinds", "cpu", "a=cpu", "--limit", "many"], "--limit: 'many' is not a number"),
+        (["--kinds", "cpu", "a=cpu", "--html", ""], "--html: '' names nothing"),
+        (["--kinds", "cpu", "--capture", ""], "--capture: '' names nothing"),
         (["--kinds", "cpu", "--replay", "/nowhere"], "there is no such folder"),
         (["--kinds", "cpu", "--capture", "/"], "there is something already"),
         (["--kinds", "cpu", "--capture", "a", "--replay", "b"], "are both given"),

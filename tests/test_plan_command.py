@@ -260,6 +260,8 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_planned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for option in ("--report", "--out"):
+        assert plan_command(option, "", "--config", str(QUICKSTART)) == 2
+        assert f"{option}: '' names nothing" in capsys.readouterr().err
         wrong = [option, "/dev/null/plan.html", "--config", str(QUICKSTART)]
         assert plan_command(*wrong) == 2
         captured = capsys.readouterr()

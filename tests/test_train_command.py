@@ -64,6 +64,9 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "pieces"),
     [
         (["--bogus"], ["--bogus", "--help"]),
+        (["--workdir", ""], ["--workdir: '' names nothing"]),
+        (["--plan", ""], ["--plan: '' names nothing"]),
+        (["--ray-address", ""], ["--ray-address: '' names nothing"]),
         (["--gin", "train.stepz = 1"], ["'train.stepz'", "'train.steps'"]),
         (["--gin", "train.microbatches = 3"], ["train.batch_size is 8", "1, 2, 4, 8"]),
         (["--gin", "cluster.file = 'nowhere.yaml'"], ["nowhere.yaml", "cannot be read"]),

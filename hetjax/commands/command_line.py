@@ -61,6 +61,7 @@ class Parser(argparse.ArgumentParser):
         self.epilog = f"Settings, for gin files and --gin:\n\n{settings_help()}"
         self.add_argument(
             "--config",
+            type=named,
             metavar="FILE",
             help="gin file with the settings, or the name of one that comes with hetjax, such as "
             "quickstart",
@@ -80,6 +81,25 @@ class Parser(argparse.ArgumentParser):
             InputError: always.
         """
         raise InputError(f"{message}; --help lists what is allowed")
+
+
+def named(text: str) -> str:
+    """What an option names: a file, a folder, an address; as argparse's ``type``.
+
+    An empty text comes of a variable of a shell that is not set, and would be taken for no option.
+
+    Args:
+        text: what was given.
+
+    Returns:
+        The same.
+
+    Raises:
+        ArgumentTypeError: it is empty.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("'' names nothing; give a name, or leave the option out")
+    return text
 
 
 def _program(command: str) -> str:
