@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetjax.configuration.settings import TrainSettings
-from hetjax.errors import NonfiniteError, SaveError
+from hetjax.errors import InputError, NonfiniteError, SaveError
 
 if TYPE_CHECKING:
     from hetjax.planner.plan.plan import Plan
@@ -75,9 +75,14 @@ def train(
         Every step that is done.
 
     Raises:
+        InputError: before the first step: the trainer has no workdir for checkpoints, holds out
+            nothing to evaluate on, or has a plan without the prediction that another schedule is
+            made of.
         NonfiniteError: `settings.max_nonfinite` steps in a row were not applied.
         SaveError: the last checkpoint could not be written.
     """
+    if trainer.steps_done < settings.steps:
+        _check_able(trainer, settings, tune, checkpoints=checkpoints)
     timed = timed_steps(trainer.steps_done, settings.steps)
     saved, save_is_due, in_a_row = trainer.steps_done, False, 0
     failed: SaveError | None = None
@@ -109,6 +114,25 @@ def train(
         trainer.save()
     if checkpoints:
         trainer.finish_saving()
+
+
+def _check_able(
+    trainer: Trainer, settings: TrainSettings, tune: str | None, *, checkpoints: bool
+) -> None:
+    """Check that the trainer can do what comes later, so that no step is done in vain."""
+    if checkpoints and not trainer.has_workdir:
+        raise InputError(
+            "checkpoints is True, and the trainer has no workdir to save them in; give the trainer "
+            "one, or leave checkpoints out"
+        )
+    if settings.evaluate_every is not None and not trainer.num_held_out:
+        raise InputError(
+            f"train.evaluate_every is {settings.evaluate_every}, and there are no held-out batches "
+            f"to evaluate on; set it to None, or hold some out"
+        )
+    others = tune is not None or settings.beside is not None
+    if others and not keeps_schedules(trainer.plan):
+        _ = trainer.plan.predicted
 
 
 def keeps_schedules(plan: Plan) -> str | None:

@@ -6,8 +6,9 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray_jobs import make_plan
 
-from hetjax import NonfiniteError, SaveError
+from hetjax import InputError, NonfiniteError, SaveError
 from hetjax.configuration import TrainSettings
 from hetjax.loop import StepDone, other_step_time, timed_steps, train, usual_step_time
 from hetjax.runtime import StepMetrics, Trainer
@@ -25,6 +26,9 @@ class Recorder:
     steps_done: int = 0
     calls: list[str] = field(default_factory=list)
     failures: dict[int, SaveError] = field(default_factory=dict)
+    has_workdir: bool = True
+    num_held_out: int = 2
+    plan: Any = None
 
     def train_step(self, *, timed: bool = False) -> StepMetrics:
         self.steps_done += 1
@@ -48,7 +52,8 @@ class Recorder:
 
 def _plan(name: str) -> SimpleNamespace:
     alone = SimpleNamespace(schedule=SimpleNamespace(groups=()))
-    return SimpleNamespace(pipelines=(alone,), pipeline=alone, has_unions=False, name=name)
+    alike = {"pipelines": (alone,), "pipeline": alone, "has_unions": False, "predicted": None}
+    return SimpleNamespace(name=name, **alike)
 
 
 def run(trainer: Recorder, settings: TrainSettings, **arguments: Any) -> list[StepDone]:
@@ -100,6 +105,32 @@ def test_a_run_that_is_done_does_nothing() -> None:
     assert trainer.calls == ["finish saving"]
 
 
+@pytest.mark.parametrize(
+    ("lacking", "settings", "message"),
+    [
+        ({"has_workdir": False}, {}, "checkpoints is True, and the trainer has no workdir"),
+        (
+            {"num_held_out": 0},
+            {"evaluate_every": 4},
+            "evaluate_every is 4, and there are no held-out batches",
+        ),
+        ({"plan": make_plan()}, {"beside": "1f1b"}, "no prediction; make one"),
+    ],
+)
+def test_what_comes_later_and_cannot_be_done_is_told_before_the_first_step(
+    lacking: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    trainer = Recorder(**lacking)
+    with pytest.raises(InputError, match=message):
+        run(
+            trainer,
+            TrainSettings(**{"steps": 6, "evaluate_every": None, **settings}),
+            checkpoints=True,
+        )
+    assert not trainer.calls
+    run(trainer, TrainSettings(steps=6, evaluate_every=None), checkpoints=trainer.has_workdir)
+
+
 @given(st.integers(0, 50), st.integers(1, 50))
 def test_timed_steps_are_steps_of_the_run(begin: int, more: int) -> None:
     timed = timed_steps(begin, begin + more)
@@ -120,8 +151,6 @@ def test_the_usual_step_time_has_no_first_and_no_timed_step() -> None:
 def test_steps_by_another_schedule_are_told_apart_and_leave_the_plan() -> None:
     @dataclass
     class Planned(Recorder):
-        plan: Any = None
-
         def __post_init__(self) -> None:
             self.plan = _plan("own")
 

@@ -372,6 +372,16 @@ class Trainer:
             self._executor.start()
             self._started = True
 
+    @property
+    def num_held_out(self) -> int:
+        """How many held-out batches there are to evaluate on; 0 without a source.
+
+        Raises:
+            InputError: the source's are not of the planned kind.
+        """
+        self._check_open()
+        return 0 if self._job.source is None else self._executor.num_held_out()
+
     def evaluate(self, max_batches: int | None = None) -> float:
         """The mean loss over the source's held-out batches.
 
@@ -402,13 +412,18 @@ class Trainer:
         self._check_whole()
         if max_batches is not None:
             check_count("max_batches", max_batches)
-        available = 0 if self._job.source is None else self._executor.num_held_out()
+        available = self.num_held_out
         count = available if max_batches is None else min(available, max_batches)
         if count < 1:
             raise InputError("there are no held-out batches to evaluate on")
         total, number, *figures = summed([self._executor.evaluate(i) for i in range(count)])
         # As JAX has it: of nothing there is no mean.
         return total / number if number else math.nan, aux_means(self._placement.pipelines, figures)
+
+    @property
+    def has_workdir(self) -> bool:
+        """Whether there is a workdir to save checkpoints in."""
+        return self._checkpoints is not None
 
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint of the current step, in the background.
