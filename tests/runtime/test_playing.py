@@ -8,7 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from ray_jobs import MICROBATCHES, make_plan, make_plan_of_two_passes, make_trainer
+from ray_jobs import (
+    MICROBATCHES,
+    SHARES,
+    make_plan,
+    make_plan_of_two_passes,
+    make_trainer,
+    union_plan,
+)
 
 from hetjax import InputError, Trainer
 from hetjax.commands.measured import TimedStep, prediction_rows
@@ -212,6 +219,8 @@ def test_a_deadline_is_one_of_the_cluster() -> None:
 def test_what_cannot_be_played_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="no prediction; make one"):
         make_trainer(LocalOptions(play=Play()), make_plan())
+    with pytest.raises(InputError, match="play: the plan has a stage of several members"):
+        make_trainer(LocalOptions(play=Play()), union_plan(SHARES["batch"]))
     with pytest.raises(InputError, match=r"scale is 0\.0; it must be more than 0"):
         Play(0.0)
     with pytest.raises(InputError, match=r"play_scale is 2\.0 and cluster\.play is False"):

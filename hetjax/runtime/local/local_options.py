@@ -18,7 +18,8 @@ class LocalOptions:
         devices: the process's devices, in any order: each goes where its kind is wanted, and what
             does not say its kind keeps the order given; None for ``jax.devices()``.
         play: play the plan's cluster on this machine: every task and transfer takes as long as the
-            plan predicts, and all times are told in the cluster's seconds.
+            plan predicts, and all times are told in the cluster's seconds. A plan with a stage of
+            several members is not played.
         deadline: seconds after which a stage that waits for another gives up.
 
     Raises:

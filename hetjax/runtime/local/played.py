@@ -45,7 +45,7 @@ class PlayedExecutor(LocalExecutor):
 
     Raises:
         InputError: there are fewer devices than the cluster has, they are of other kinds and not
-            host CPU devices, or the plan has no prediction.
+            host CPU devices, or the plan has no prediction or a stage of several members.
     """
 
     def __init__(

@@ -41,6 +41,8 @@ _LATE = 0.15
 class Play:
     """That a cluster is to be played, and how slowly.
 
+    A plan is played that has a prediction, and no stage of several members.
+
     Args:
         scale: seconds of this machine for one second of the cluster; None for the least that leaves
             this machine time to compute.
@@ -94,8 +96,13 @@ class PlayedTimes:
         """Those of a plan.
 
         Raises:
-            InputError: the plan has no prediction.
+            InputError: the plan has no prediction, or a stage of several members.
         """
+        if plan.has_unions:
+            raise InputError(
+                "play: the plan has a stage of several members, which no played cluster holds "
+                "back; train by it without play"
+            )
         stages = plan.predicted.stages
         routes = {}
         for s, stage in enumerate(stages):
