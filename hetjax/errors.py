@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 
 
@@ -145,6 +145,32 @@ def check_count(name: str, value: object) -> None:
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not (is_whole and value >= 1):  # type: ignore[operator]
         raise InputError(f"{name} is {shown(value)}; it must be a whole number, 1 or more")
+
+
+def check_numbers(name: str, values: object) -> None:
+    """Check that something names devices or cores: a collection of whole numbers of 0 or more.
+
+    Args:
+        name: what they are called.
+        values: what was given.
+
+    Raises:
+        InputError: it is none.
+
+    Example:
+        >>> check_numbers("lost", 2)
+        Traceback (most recent call last):
+        hetjax.errors.InputError: lost is 2; it must be a collection of whole numbers, 0 or more
+    """
+    if not (isinstance(values, Collection) and all(map(_is_number, values))):
+        raise InputError(
+            f"{name} is {shown(values)}; it must be a collection of whole numbers, 0 or more"
+        )
+
+
+def _is_number(value: object) -> bool:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_whole and value >= 0  # type: ignore[operator]
 
 
 def check_seconds(name: str, value: object) -> None:

@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from hetjax.collecting import seldom_collected
 from hetjax.errors import InputError, SaveError, check_count, shown
-from hetjax.pipeline.program.loss import abstract
+from hetjax.pipeline.program.loss import abstract, check_examples
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Timeline
 from hetjax.pipeline.timeline.times import StepTimes
@@ -115,10 +115,13 @@ class Trainer:
         for name, given in (("parameters", parameters), ("batch", batch)):
             if not callable(given) and not jax.tree.leaves(given):
                 raise InputError(f"{name} is {shown(given)}, which has no arrays")
+        _check_types(optimizer, source, checkpoints)
+        shapes = abstract(batch)
+        check_examples(shapes)
         self._job = Job(
             loss_function,
             parameters,
-            abstract(batch),
+            shapes,
             optimizer,
             plan,
             source,
@@ -573,6 +576,25 @@ class Trainer:
     def _check_open(self) -> None:
         if self._closed:
             raise InputError("the trainer is closed; make another one to train on")
+
+
+def _check_types(optimizer: object, source: object, checkpoints: object) -> None:
+    """Check what would fail where it is first used, with an error of Python's."""
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        raise InputError(
+            f"optimizer is {shown(optimizer)}; it must be an Optax transformation, such as "
+            f"optax.adam(1e-3)"
+        )
+    wanted = ("batch", "held_out_batches")
+    if source is not None and not all(callable(getattr(source, each, None)) for each in wanted):
+        raise InputError(
+            f"source is {shown(source)}; it must have the methods {' and '.join(wanted)}, or be "
+            f"None"
+        )
+    if checkpoints is not None and not isinstance(checkpoints, CheckpointOptions):
+        raise InputError(
+            f"checkpoints is {shown(checkpoints)}; give hetjax.runtime.CheckpointOptions(), or None"
+        )
 
 
 def _without_prediction(plan: Plan) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from ray_jobs import BATCH, LENGTH, VOCABULARY, make_plan, make_trainer
 
@@ -27,6 +29,13 @@ DATA = synthetic(VOCABULARY, LENGTH, size=2000)
         (lambda: LocalOptions(deadline="5"), "deadline is '5'"),  # type: ignore[arg-type]
         (lambda: RayOptions(deadline=0), "deadline is 0"),
         (lambda: LocalOptions(play=1.0), "play is 1.0; give"),  # type: ignore[arg-type]
+        (lambda: LocalOptions(devices=jax.devices()[0]), "devices is .*; give a sequence"),
+        (lambda: Play(scale="2"), "play: scale is '2'; it must be more"),  # type: ignore[arg-type]
+        (lambda: RayOptions(carrier=5), "unknown carrier '5'. Allowed"),  # type: ignore[arg-type]
+        (lambda: RayOptions(cores=1), "cores is 1; it must be a coll"),  # type: ignore[arg-type]
+        (lambda: RayOptions(cores=("a",)), r"cores is \('a',\)"),  # type: ignore[arg-type]
+        (lambda: RayOptions(address=5), "address is 5; give"),  # type: ignore[arg-type]
+        (lambda: RayOptions(curves={}), "curves is {}; give"),  # type: ignore[arg-type]
         (lambda: LocalOptions(devices=[]), "devices has none; give some, or None"),
         (lambda: LocalOptions(devices=["x"]), "devices: 'x' is no device of JAX"),
         (lambda: LocalOptions(devices=jax.devices()[:1] * 2), "allowed: each once"),
@@ -39,6 +48,8 @@ def test_they_are_named(make: Any, message: str):
 
 def test_what_makes_sense_is_taken():
     assert LocalOptions(devices=jax.devices(), play=Play(), deadline=1).deadline == 1
+    assert LocalOptions(devices=np.array(jax.devices())).devices == jax.devices()
+    assert RayOptions(cores=range(2)).cores == (0, 1)  # type: ignore[arg-type]
     assert CheckpointOptions(np.int64(2)).keep_last == 2  # type: ignore[arg-type]
 
 
@@ -90,8 +101,27 @@ def test_a_fingerprint_that_no_checkpoint_gives_back_is_refused(
     assert fingerprint_of(Telling(right)) == right
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"optimizer": optax.adam}, "optimizer is <function adam .*; it must be an Optax"),
+        ({"optimizer": None}, "optimizer is None; it must be an Optax transformation"),
+        ({"loss_function": None}, "loss_function is None; give a function"),
+        ({"batch": {"tokens": np.float32(3)}}, "batch leaf 'tokens' is a scalar"),
+        ({"checkpoints": 5}, "checkpoints is 5; give hetjax.runtime.CheckpointOptions"),
+        ({"source": 5}, "source is 5; it must have the methods batch and held_out_batches"),
+        ({"source": SimpleNamespace(batch=DATA.batch)}, "must have the methods batch and held"),
+    ],
+)
+def test_what_a_trainer_cannot_use_is_named(given: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=message):
+        make(**given)
+
+
 def test_counts_are_counts():
     with make() as trainer:
+        with pytest.raises(InputError, match="lost is 2; it must be a collection of whole"):
+            trainer.switch(make_plan(), lost=2)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="max_batches is 0; it must be a whole number, 1"):
             trainer.evaluate(0)
         with pytest.raises(InputError, match="rounds is 0; it must be a whole number, 1 or more"):

@@ -9,6 +9,7 @@ import jax
 from jaxtyping import PyTree
 
 from hetjax import _compat
+from hetjax.errors import InputError, shown
 from hetjax.pipeline.program.loops import with_open_loops
 from hetjax.pipeline.program.loss import (
     abstract,
@@ -60,6 +61,10 @@ def trace(
         >>> [step.name for step in program.steps][0]
         'dot_general'
     """
+    if not callable(loss_function):
+        raise InputError(
+            f"loss_function is {shown(loss_function)}; give a function of parameters and a batch"
+        )
     parameters, batch = parameter_shapes(parameters), abstract(batch)
     check_examples(batch)
     parameter_leaves, parameter_tree = jax.tree.flatten(parameters)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, check_numbers
 from hetjax.mesh.cluster import Cluster, SubMesh
 
 
@@ -23,6 +23,7 @@ def check_lost(cluster: Cluster, lost: Collection[int]) -> None:
     Raises:
         InputError: there is no such device, or none is left.
     """
+    check_numbers("lost", lost)
     wrong = sorted(set(lost) - set(range(cluster.num_devices)))
     if wrong:
         raise InputError(

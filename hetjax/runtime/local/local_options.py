@@ -41,9 +41,21 @@ class LocalOptions:
             raise InputError(f"play is {shown(self.play)}; give hetjax.Play(), or None")
         if self.devices is None:
             return
-        if not self.devices:
+        devices = _listed(self.devices)
+        object.__setattr__(self, "devices", devices)
+        if not devices:
             raise InputError("devices has none; give some, or None for jax.devices()")
-        if strange := [each for each in self.devices if not hasattr(each, "device_kind")]:
+        if strange := [each for each in devices if not hasattr(each, "device_kind")]:
             raise InputError(f"devices: {shown(strange[0])} is no device of JAX")
-        if len(set(self.devices)) < len(self.devices):
-            raise InputError(f"devices is {shown(self.devices)}; allowed: each once")
+        if len(set(devices)) < len(devices):
+            raise InputError(f"devices is {shown(devices)}; allowed: each once")
+
+
+def _listed(devices: Any) -> list[Any]:
+    """What was given as devices, of which an array of NumPy is neither true nor false."""
+    try:
+        return list(devices)
+    except TypeError:
+        raise InputError(
+            f"devices is {shown(devices)}; give a sequence, such as jax.devices(), or None"
+        ) from None

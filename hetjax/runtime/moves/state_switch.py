@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, check_numbers
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
@@ -55,6 +55,7 @@ def all_lost(lost: Set[int], destination: Plan) -> frozenset[int]:
     Raises:
         InputError: naming devices that are not in the cluster, or that the plan uses.
     """
+    check_numbers("lost", lost)
     cluster = destination.cluster
     used = {device for stage in destination.stages for device in stage.device_ids(cluster)}
     lost = frozenset(lost) | frozenset(destination.lost_devices)

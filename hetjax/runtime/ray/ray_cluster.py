@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetjax.errors import InputError, check_seconds, unknown_name
+from hetjax.errors import InputError, check_numbers, check_seconds, shown, unknown_name
 from hetjax.mesh.host_cpu import HOST_DEVICES
 from hetjax.mesh.ray_offers import NODE_RESOURCE
 from hetjax.mesh.subcluster import Subcluster
@@ -58,7 +58,8 @@ class RayOptions:
             that it knows as `Trainer.carrier_curves`.
 
     Raises:
-        InputError: there is no such carrier, or the deadline is no time to wait.
+        InputError: there is no such carrier, the deadline is no time to wait, or something is of
+            another type.
 
     Example:
         >>> RayOptions(cores=(0, 1)).address is None
@@ -73,8 +74,16 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         check_seconds("deadline", self.deadline)
+        if self.address is not None and not isinstance(self.address, str):
+            raise InputError(
+                f"address is {shown(self.address)}; give 'host:port', 'auto', 'local', or None"
+            )
+        check_numbers("cores", self.cores)
+        object.__setattr__(self, "cores", tuple(self.cores))
         if self.carrier is not None and self.carrier not in BETWEEN_PROCESSES:
-            raise InputError(unknown_name("carrier", self.carrier, BETWEEN_PROCESSES))
+            raise InputError(unknown_name("carrier", str(self.carrier), BETWEEN_PROCESSES))
+        if not isinstance(self.curves, CarrierCurves):
+            raise InputError(f"curves is {shown(self.curves)}; give hetjax.runtime.CarrierCurves")
 
     @property
     def carriers(self) -> tuple[CarrierName, ...]:
