@@ -13,6 +13,7 @@ import pytest
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import PlanOptions
 from hetjax.planner.costs.cost_model import Estimate, estimate
+from hetjax.planner.costs.pass_cost import sums_of_examples
 from hetjax.planner.harp.table_making import execution_options
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
 from hetjax.planner.work.execution import Execution
@@ -114,6 +115,31 @@ def test_a_data_axis_divides_work_and_activations_and_reduces_gradients():
     assert four.update_seconds - one.update_seconds == pytest.approx(reduction)
     assert four.activation_bytes == one.activation_bytes / 4
     assert four.state_bytes == one.state_bytes
+
+
+@pytest.mark.parametrize("sharding", ["data", "state_sharded", "fully_sharded"])
+def test_all_rings_of_a_data_axis_share_what_is_between_nodes(sharding: str):
+    in_a_node = replace(ONE_DEVICE, mesh_shape=(4, 2), shape=(1, 8), sharding=sharding)
+    near, far = (whole_model(replace(in_a_node, shape=shape)) for shape in ((1, 8), (2, 4)))
+    # Each of two rings waits as long as before, and carries its half of the parameters beside the
+    # other one.
+    more = 3 * (5 * 4 * 64 * 64 / 2 / 4) / LINK.bandwidth
+    assert far.exchange_seconds - near.exchange_seconds == pytest.approx(
+        0.0 if sharding == "fully_sharded" else 2 * more
+    )
+    for field, times in (("forward_seconds", 1), ("backward_seconds", 2)):
+        assert getattr(far, field) - getattr(near, field) == pytest.approx(
+            times * more if sharding == "fully_sharded" else 0.0
+        )
+
+
+def test_sums_over_examples_share_what_is_between_nodes():
+    run = replace(all_runs(PROBLEM.program, PROBLEM.works).of((0, 6)), forward_moved=np.array(1e6))
+    near, far = (
+        sums_of_examples(run, replace(ONE_DEVICE, mesh_shape=(2, 4), shape=shape))[0]
+        for shape in ((1, 8), (4, 2))
+    )
+    assert far == pytest.approx(2 * near), "a node has two of the four rings"
 
 
 def test_full_sharding_divides_the_state_and_gathers_parameters():

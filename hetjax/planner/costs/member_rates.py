@@ -11,7 +11,13 @@ from hetjax.planner.costs.exchange_cost import exchange_bandwidth
 from hetjax.planner.module_programs.rates import ClassRates, DirectNetwork, MemberSpeed, Rates
 from hetjax.planner.plan.stage_plan import Member
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.rates import TASK_SECONDS, TRAFFIC_SHARE, USABLE_MEMORY, collective_link
+from hetjax.planner.work.rates import (
+    TASK_SECONDS,
+    TRAFFIC_SHARE,
+    USABLE_MEMORY,
+    collective_link,
+    data_axis_link,
+)
 
 
 def member_rates(problem: PlanningProblem, members: Sequence[Member]) -> Rates:
@@ -65,7 +71,9 @@ def _speed(problem: PlanningProblem, member: Member, classes: ClassRates | None)
     slower = problem.profile.slowness(submesh.subcluster, submesh.shape)
     # A third of a step's work is forward.
     factor = devices / ((slower[0] + 2 * slower[1]) / 3)
-    link = collective_link(problem.cluster, submesh)
+    link = data_axis_link(
+        collective_link(problem.cluster, submesh), submesh.shape, member.mesh_shape
+    )
     assumed = kind.memory_bandwidth / 2
     return MemberSpeed(
         flops=factor * kind.product_flops(problem.dtype),

@@ -138,7 +138,7 @@ def sums_of_examples(runs: Runs, execution: Execution) -> tuple[FloatArray, Floa
         runs: the work.
         execution: where and how.
     """
-    devices, link = execution.mesh_shape[0], execution.link
+    devices, link = execution.mesh_shape[0], execution.data_link
     waiting = 2 * (devices - 1) * link.latency
     a_byte = 2 * (devices - 1) / devices / link.bandwidth
     return (

@@ -46,7 +46,7 @@ def update_seconds(
     if execution.parameters:
         return found()
     # Recomputation changes nothing of it.
-    way = (execution.mesh_shape, execution.sharding, execution.link, problem.optimizer_bytes)
+    way = (execution.mesh_shape, execution.sharding, execution.data_link, problem.optimizer_bytes)
     way = (*way, execution.updates, execution.members, execution.host_link)
     return runs.once(("update", rate, *way), found)
 
@@ -73,7 +73,7 @@ def _exchange_seconds(trained: FloatArray, runs: Runs, execution: Execution) -> 
 
     Whoever updates a part of the parameters gives it to the others.
     """
-    link, devices = execution.link, execution.mesh_shape[0]
+    link, devices = execution.data_link, execution.mesh_shape[0]
     sums = ring_seconds(link, sum_factor(runs) * trained, devices)
     given = sums if execution.sharding == "data" else ring_seconds(link, trained, devices)
     return sums + given
@@ -90,10 +90,10 @@ def parameter_passes(
         execution: where and how.
     """
     of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
-    devices = execution.mesh_shape[0]
+    link, devices = execution.data_link, execution.mesh_shape[0]
     return (
-        ring_seconds(execution.link, of.whole, devices),
-        ring_seconds(execution.link, of.trained, devices),
+        ring_seconds(link, of.whole, devices),
+        ring_seconds(link, of.trained, devices),
     )
 
 

@@ -164,7 +164,7 @@ class ForeignCosts:
         gradients, state = self._gradients / tensor, self._state / tensor / data
         parameters = self._parameters / tensor
         scattered = gradients / data / REDUCTION_GROUPS * (data > 1)
-        exchange = self._exchange(execution.link, parameters, gradients, data)
+        exchange = self._exchange(execution.data_link, parameters, gradients, data)
         updated = (parameters + gradients) / data + state
         rate = execution.kind.memory_bandwidth / 2
         nothing = np.zeros_like(sums.kept)

@@ -24,7 +24,7 @@ from hetjax.planner.intra_op.operations import Operations
 from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.execution import state_bytes
 from hetjax.planner.work.layer_runs import part_kind
-from hetjax.planner.work.rates import TRAFFIC_SHARE
+from hetjax.planner.work.rates import TRAFFIC_SHARE, data_axis_link
 from hetjax.planner.work.stage_work import part_shape
 from hetjax.sharding.annotation.rules import DATA, TENSOR, state_spec
 
@@ -38,12 +38,14 @@ class StageDevices:
         count: how many there are.
         link: what carries their collectives.
         memory_bytes: what a stage may fill of one device's memory.
+        nodes: on how many nodes they are, on each as many.
     """
 
     kind: DeviceKind
     count: int
     link: Link
     memory_bytes: float
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,8 @@ class StageProblem:
         optimizes = not devices.kind.is_processor
         # Where values are told of, the runtime reduces gradients as they are made.
         self.sums = training.num_microbatches if tensor == 1 else 1
-        self.data_ring = Ring(devices.link, data, optimizes)
+        shape = devices.nodes, devices.count // devices.nodes
+        self.data_ring = Ring(data_axis_link(devices.link, shape, mesh_shape), data, optimizes)
         self.costs = Costs(
             self.operations,
             Ring(devices.link, tensor, optimizes),

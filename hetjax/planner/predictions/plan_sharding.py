@@ -121,6 +121,7 @@ def _sharded(
         count=stage.submesh.num_devices,
         link=collective_link(plan.cluster, stage.submesh),
         memory_bytes=predicted.memory_limit_bytes * USABLE_MEMORY - taken,
+        nodes=stage.submesh.shape[0],
     )
     training = Training(
         microbatch_size=pipeline.microbatch_size,

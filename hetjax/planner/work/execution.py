@@ -23,6 +23,7 @@ from hetjax.planner.plan.stage_plan import Offloaded, Spec
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.layer_runs import PartKind, Runs
 from hetjax.planner.work.profile import Way
+from hetjax.planner.work.rates import data_axis_link
 from hetjax.planner.work.repeating_layers import Repetition
 from hetjax.planner.work.stage_work import part_shape
 from hetjax.sharding.annotation.rules import REDUCTION_GROUPS, division, parameter_spec, state_spec
@@ -91,6 +92,11 @@ class Execution:
     def example_parts(self) -> float:
         """Into how many parts, each like that of one of its devices, a microbatch is divided."""
         return self.mesh_shape[0] / self.examples if self.examples else math.inf
+
+    @property
+    def data_link(self) -> Link:
+        """What each ring along its data axis has of the link."""
+        return data_axis_link(self.link, self.shape, self.mesh_shape)
 
     @property
     def way(self) -> Way:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from hetjax.mesh.cluster import Cluster, SubMesh
@@ -44,6 +45,28 @@ def ring_seconds(link: Link, size: Size, devices: int) -> Size:
         Seconds: n - 1 messages of size / n bytes, one after another.
     """
     return (devices - 1) * (link.latency + size / devices / link.bandwidth)
+
+
+def data_axis_link(link: Link, shape: tuple[int, int], mesh_shape: tuple[int, int]) -> Link:
+    """What one ring along a data axis has of the link that carries a submesh's collectives.
+
+    The devices of each place on the tensor axis form a ring, and all rings go at once. Between
+    nodes they go over the same network cards.
+
+    Args:
+        link: the link, with all cards that the devices of a node have.
+        shape: the submesh's nodes, and devices in each.
+        mesh_shape: sizes of the data and the tensor axis.
+
+    Example:
+        >>> data_axis_link(Link(1e9, 1e-6), (2, 4), (4, 2)).bandwidth
+        500000000.0
+    """
+    nodes, devices = shape
+    if nodes == 1:
+        return link
+    # Where the tensor axis is longer than a node, a node has some of its places.
+    return replace(link, bandwidth=link.bandwidth / min(mesh_shape[1], devices))
 
 
 def transfer_seconds(link: Link, size: float) -> float:
