@@ -12,11 +12,15 @@ import pytest
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import DynamicProgram, PlanningProblem, complete, make_problem, predict
+from hetjax.planner.costs.cost_model import estimate
+from hetjax.planner.costs.union_cost import executions_of
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.predictions.stage_prediction import pipeline_works
 from hetjax.planner.problem.options import PlanOptions
 from hetjax.planner.work.layer_runs import all_runs
 from hetjax.planner.work.rates import TASK_SECONDS
+from hetjax.planner.work.stage_work import measure
 
 LAYERS, WIDTH, EXAMPLES, MICROBATCHES = 8, 2048, 8192, 8
 LINK = Link(bandwidth=1e11, latency=1e-6)
@@ -73,6 +77,47 @@ def test_frozen_layers_above_what_is_trained_give_back_cotangents_alone():
     frozen, trained = MIDDLE.works[2], MIDDLE.works[4]
     assert frozen.backward.matmul_flops == trained.backward.matmul_flops / 2
     assert frozen.returned_bytes == trained.returned_bytes
+
+
+def test_a_stage_goes_back_through_what_its_layers_do():
+    """Where some of its layers are frozen, they cost a tensor axis nothing on the way back."""
+    stage = StagePlan.on((0, LAYERS), SubMesh("cards", 0, (1, 2)), (1, 2))
+    for of, passes in ((LOWER, 4 * 2), (MIDDLE, 6 * 2 + 2 * 1), (NONE, 8 * 2)):
+        pipeline = PipelinePlan((stage,), MICROBATCHES, of.microbatch_size, one_f_one_b(1, 8))
+        plan = Plan(of.program.fingerprint, of.layers, CLUSTER, (pipeline,))
+        (work,) = pipeline_works(plan, pipeline, of)
+        assert work.backward_product_bytes == passes / LAYERS * work.product_bytes
+        found = predict(plan, of).prediction
+        assert found is not None
+        (execution,) = executions_of(CLUSTER, stage)
+        by_layers = estimate(of, of.runs.of((0, LAYERS)), execution)
+        assert found.stages[0].backward_seconds == pytest.approx(float(by_layers.backward_seconds))
+
+
+def test_what_is_frozen_beside_what_is_trained_is_gone_through_once():
+    def adapted(blocks: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+        for each in blocks:
+            x = jnp.tanh(x @ each["whole"].astype(jnp.float32) + x @ each["down"] @ each["up"])
+        return jnp.mean(x**2)
+
+    whole = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+    down, up = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 2), (2, 64)))
+    kept = {"whole": "frozen", "down": "trained", "up": "trained"}
+    of = make_problem(
+        adapted,
+        [{"whole": whole, "down": down, "up": up}] * 2,
+        jax.ShapeDtypeStruct((16, 64), jnp.float32),
+        cluster=CLUSTER,
+        optimizer=optax.multi_transform(
+            {"trained": optax.sgd(1e-3), "frozen": optax.set_to_zero()}, [kept] * 2
+        ),
+        num_microbatches=1,
+    )
+    wide, narrow = (16 * width * 4 for width in (64, 2))
+    (work,) = measure(of.program, (0, of.program.num_positions))
+    # No cotangent of the batch is wanted, so the first block's frozen matrix is not gone through.
+    assert work.backward_product_bytes == 2 * 2 * (narrow + wide) + wide
+    assert work.backward_product_bytes == sum(each.backward_product_bytes for each in of.works)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -347,9 +347,7 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         messages=np.add.outer(received > 0, received > 0, dtype=float),
         returned_bytes=returned[:, None] + returned[None, :],
         returned_messages=np.add.outer(returned > 0, returned > 0, dtype=float),
-        backward_product_bytes=sums_of_runs(
-            [work.backward_passes * work.product_bytes for work in works]
-        ),
+        backward_product_bytes=sums_of_runs([work.backward_product_bytes for work in works]),
         has_backward=has_backward.astype(float),
         forward_moves=sums_of_runs([float(work.forward_moves.count) for work in works]),
         forward_moved=sums_of_runs([work.forward_moves.bytes for work in works]),
@@ -409,7 +407,7 @@ def one_run(
         messages=np.array(float((work.received_bytes > 0) + (sent_bytes > 0))),
         returned_bytes=np.array(float(work.returned_bytes + coming)),
         returned_messages=np.array(float((work.returned_bytes > 0) + (coming > 0))),
-        backward_product_bytes=np.array(work.backward_passes * work.product_bytes),
+        backward_product_bytes=np.array(work.backward_product_bytes),
         has_backward=np.array(float(work.backward_passes > 0)),
         forward_moves=np.array(float(work.forward_moves.count)),
         forward_moved=np.array(work.forward_moves.bytes),

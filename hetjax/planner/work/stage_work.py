@@ -62,6 +62,8 @@ class Work:
         backward_passes: how often its backward pass goes through what the forward pass does: for
             what it gives back and for its parameters, once where these are frozen; 0 where there is
             no backward pass.
+        backward_product_bytes: `product_bytes`, each product's as often as the backward pass goes
+            through the step that it is in: not at all before the first trained parameter.
     """
 
     forward: Cost
@@ -84,6 +86,7 @@ class Work:
     backward_moves: MemberMoves = field(default_factory=MemberMoves)
     given_moves: MemberMoves = field(default_factory=MemberMoves)
     backward_passes: int = 2
+    backward_product_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,7 @@ def measure(
                 run,
                 inputs[run.index],
                 cotangents,
+                weights=[program.parameters[part.leaf] for part in run.parameters],
                 is_last=is_last,
                 recompute=again[run.index],
                 recompute_runs=inside[run.index],
@@ -309,6 +313,7 @@ def _measure_run(
     inputs: Inputs,
     cotangents_in: tuple[int, ...],
     *,
+    weights: Sequence[int],
     is_last: bool,
     recompute: bool,
     recompute_runs: Sequence[Run],
@@ -341,7 +346,7 @@ def _measure_run(
         forward=programs.forward_cost,
         backward=programs.backward_cost + programs.recompute_cost,
         recompute=programs.recompute_cost,
-        product_bytes=sum(p.output_bytes for step in run.steps for p in products(step)),
+        product_bytes=sum(map(_product_bytes, run.steps)),
         residual_bytes=programs.residual_bytes,
         input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
         temporary_bytes=max(each.most_bytes() for each in held),
@@ -356,6 +361,7 @@ def _measure_run(
         backward_moves=backward_moves + forward_moves if recompute else backward_moves,
         given_moves=given_moves,
         backward_passes=_backward_passes(programs),
+        backward_product_bytes=_backward_product_bytes(run, weights) * programs.has_backward,
     )
     return work, programs.cotangents_out
 
@@ -364,6 +370,29 @@ def _backward_passes(programs: StagePrograms) -> int:
     if not programs.has_backward:
         return 0
     return 1 if programs.parameters and not programs.trained else 2
+
+
+def _backward_product_bytes(run: Stage, weights: Sequence[int]) -> float:
+    """What products write, as often as a backward pass goes through their steps.
+
+    It goes through those that a trained parameter reaches: for what they are given and for their
+    parameters, once where these are frozen.
+    """
+    moving = {weights[place] for place in run.trained}
+    moving |= {run.receives[place] for place in run.moving}
+    of_weights, total = set(weights), 0.0
+    for step in run.steps:
+        read = set(step.values())
+        if read and read <= of_weights:
+            # A parameter in another form, as a cast.
+            of_weights.update(step.outputs)
+        if moving.isdisjoint(read):
+            continue
+        moving.update(step.outputs)
+        own = read & of_weights
+        passes = 1 if own and own.isdisjoint(moving) else 2
+        total += passes * _product_bytes(step)
+    return total
 
 
 def _measure_halves(programs: StagePrograms) -> SplitWork:
@@ -390,6 +419,11 @@ def products(step: Step) -> Iterator[Product]:
     """The matrix products of a step, those of the jaxprs inside it too."""
     if step.equation is not None:
         yield from _equation_products(step.equation, 1)
+
+
+def _product_bytes(step: Step) -> float:
+    """Bytes that a step's matrix products write."""
+    return sum(product.output_bytes for product in products(step))
 
 
 def product_dtype(program: Program) -> str:
