@@ -90,3 +90,34 @@ def test_what_is_left_out_is_found_in_the_trace(name: str):
 def test_an_optimizer_that_trains_nothing_is_refused():
     with pytest.raises(InputError, match="no gradient of the 4 parameter leaves"):
         frozen_leaves(optax.set_to_zero(), WEIGHTS)
+
+
+def test_how_much_state_parameters_have():
+    """Of leaves that are updated, by the arrays that live with them."""
+    leaves = {"half": jnp.ones(8, jnp.bfloat16), "long": jnp.ones((4, 2)), "wide": jnp.ones((2, 4))}
+    labels = {"half": "moments", "long": "moments", "wide": "plain"}
+    mixed = optax.multi_transform({"moments": optax.adam(1e-3), "plain": optax.sgd(1e-3)}, labels)
+    # Two moments in two bytes each, two in four, none.
+    assert frozen_leaves(mixed, leaves).state_shares == (1.0, 2.0, 0.0)
+    frozen = optax.multi_transform(
+        {"moments": optax.sgd(1e-3, 0.9), "plain": optax.set_to_zero()}, labels
+    )
+    assert frozen_leaves(frozen, leaves).state_shares == pytest.approx((2 / 3, 4 / 3, 0.0))
+    whole = {"long": leaves["long"], "wide": leaves["wide"]}
+    assert frozen_leaves(optax.adam(1e-3), whole).state_shares == ()
+    assert frozen_leaves(optax.sgd(1e-3), leaves).state_shares == ()
+
+
+def test_state_that_is_of_no_parameter_is_of_all_alike():
+    def init(params: Any) -> tuple[Any, Any]:
+        return jnp.zeros(48), jax.tree.map(jnp.zeros_like, params["matrix"])
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        rate, mean = state
+        mean = mean + updates["matrix"]
+        return {**updates, "matrix": mean}, (rate + 1.0, mean)
+
+    weights = {"matrix": jnp.ones((4, 4)), "vector": jnp.ones((32,))}
+    shares = frozen_leaves(optax.GradientTransformation(init, update), weights).state_shares
+    mean = (48 + 16) / 48
+    assert shares == pytest.approx((2 / mean, 1 / mean))

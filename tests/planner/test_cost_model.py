@@ -11,13 +11,16 @@ import optax
 import pytest
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.pipeline.stages.holders import with_updates
 from hetjax.planner import PlanOptions
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.costs.pass_cost import sums_of_examples
+from hetjax.planner.costs.sharing_cost import SharedParameters
+from hetjax.planner.costs.update_cost import update_groups
 from hetjax.planner.harp.table_making import execution_options
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
-from hetjax.planner.work.execution import Execution
-from hetjax.planner.work.layer_runs import all_runs, one_run
+from hetjax.planner.work.execution import Execution, offloaded_bytes
+from hetjax.planner.work.layer_runs import alike_layers, all_runs, one_run
 from hetjax.planner.work.rates import TASK_SECONDS, ring_seconds, transfer_seconds
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
@@ -25,7 +28,7 @@ LINK = Link(1e9, 1e-5)
 CLUSTER = Cluster("test", (Subcluster("only", KIND, 1, 4, LINK, LINK),))
 
 
-def tied_problem() -> PlanningProblem:
+def tied_problem(optimizer: optax.GradientTransformation) -> PlanningProblem:
     """Six layers; the first and the last use the same parameter."""
 
     def loss(weights, x):
@@ -38,13 +41,13 @@ def tied_problem() -> PlanningProblem:
         [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 5,
         jax.ShapeDtypeStruct((32, 64), jnp.float32),
         cluster=CLUSTER,
-        optimizer=optax.adam(1e-3),
+        optimizer=optimizer,
         num_microbatches=4,
         options=PlanOptions(num_layers=6),
     )
 
 
-PROBLEM = tied_problem()
+PROBLEM = tied_problem(optax.adam(1e-3))
 ONE_DEVICE = Execution(KIND, LINK, (1, 1))
 
 
@@ -104,6 +107,41 @@ def test_a_shared_parameter_is_held_once_a_stage():
     assert state[0, 1] == state[5, 6] == layer
     assert state[0, 6] == 5 * layer
     assert state[4, 6] == 2 * layer
+
+
+def test_each_parameter_has_the_state_that_its_own_optimizer_keeps():
+    labels = ["plain", "plain", "moments", "moments", "moments"]
+    mixed = {"plain": optax.sgd(1e-3), "moments": optax.adam(1e-3)}
+    problem = tied_problem(optax.multi_transform(mixed, labels))
+    runs, elements = problem.runs, 64 * 64
+    every = estimate(problem, runs, ONE_DEVICE)
+    assert every.state_bytes[0, 2] == 2 * 8 * elements
+    assert every.state_bytes[2, 5] == 3 * 16 * elements
+    updating = every.update_seconds - TASK_SECONDS
+    assert updating[2, 5] == pytest.approx(3 * updating[0, 2])
+    sharded = replace(ONE_DEVICE, mesh_shape=(4, 1), sharding="state_sharded", updates=0.5)
+    assert offloaded_bytes(problem.program, problem.optimizer_bytes, runs, sharded)[0][2, 5] == (
+        3 * 8 * elements / 4 / 2
+    )
+    assert len(set(alike_layers(problem.program, problem.works)[1:5])) == 2
+    groups = update_groups(problem, runs.of((1, 5)), replace(ONE_DEVICE, host_link=LINK))
+    # What has no state goes with what comes after it.
+    assert [group.fetch for group in groups] == [LINK.seconds(8 * elements)] * 3
+
+
+@pytest.mark.parametrize("tied", ["plain", "moments"])
+def test_what_another_stage_updates_is_as_much_as_its_own_optimizer_keeps(tied: str):
+    mixed = {"plain": optax.sgd(1e-3), "moments": optax.adam(1e-3)}
+    problem = tied_problem(optax.multi_transform(mixed, [tied, *["plain", "moments"] * 2]))
+    part = problem.works[0].parts[0]
+    shapes = [problem.program.avals[each].shape for each in problem.program.parameters]
+    held = [[part], [part]]
+    shared = SharedParameters(problem.program, held, with_updates(held, shapes, divided=True))
+    state = 64 * 64 * {"plain": 0, "moments": 8}[tied]
+    saved = [shared.saved_bytes(s, problem.optimizer_bytes, ONE_DEVICE) for s in range(2)]
+    assert saved == [state / 2] * 2
+    half = replace(ONE_DEVICE, updates=0.5)
+    assert shared.undivided_bytes(0, problem.optimizer_bytes, half) == state / 2
 
 
 def test_a_data_axis_divides_work_and_activations_and_reduces_gradients():

@@ -32,6 +32,7 @@ from hetjax.pipeline.program.traced_program import (
     operand_value,
 )
 from hetjax.pipeline.update.divided_update import trace_update
+from hetjax.pipeline.update.state_shares import state_shares
 
 _ZEROS_OF_ZEROS = frozenset(
     """
@@ -53,7 +54,8 @@ def frozen_leaves(optimizer: optax.GradientTransformation, parameters: PyTree) -
         parameters: pytree of arrays or shapes, or a function without arguments that makes it.
 
     Returns:
-        The leaves without a gradient and those without an update, by their place.
+        The leaves without a gradient and those without an update, by their place, and how much of
+        the optimizer's state the others have.
 
     Raises:
         InputError: the optimizer's update cannot be traced, or trains nothing.
@@ -63,8 +65,9 @@ def frozen_leaves(optimizer: optax.GradientTransformation, parameters: PyTree) -
         >>> optimizer = optax.multi_transform(
         ...     {"trained": optax.adam(1e-3), "frozen": optax.set_to_zero()}, labels
         ... )
-        >>> frozen_leaves(optimizer, {"embedding": jnp.ones(4), "head": jnp.ones(4)})
-        FrozenLeaves(without_gradient=frozenset({0}), without_update=frozenset({0}))
+        >>> found = frozen_leaves(optimizer, {"embedding": jnp.ones(4), "head": jnp.ones(4)})
+        >>> found.without_gradient, found.without_update
+        (frozenset({0}), frozenset({0}))
     """
     leaves, tree = jax.tree.flatten(parameter_shapes(parameters))
 
@@ -101,13 +104,17 @@ def _frozen_leaves(flat: FlatJaxpr, count: int) -> FrozenLeaves:
         )
     ungraded = {leaf for leaf, value in enumerate(gradients) if value not in read}
     unread = {leaf for leaf, value in enumerate(parameter_values) if value not in read}
-    return FrozenLeaves(frozenset(ungraded), frozenset(same & ungraded & unread))
+    without_update = frozenset(same & ungraded & unread)
+    shares = state_shares(flat, count, without_update)
+    return FrozenLeaves(frozenset(ungraded), without_update, shares)
 
 
 def with_frozen_leaves(
     program: Program, optimizer: optax.GradientTransformation, parameters: PyTree
 ) -> Program:
     """A program that knows which of its parameters an optimizer leaves as they are.
+
+    It also knows how much of the optimizer's state the others have.
 
     Args:
         program: the traced loss function.
@@ -121,8 +128,11 @@ def with_frozen_leaves(
         InputError: the optimizer's update cannot be traced, or trains nothing.
     """
     found, leaves = frozen_leaves(optimizer, parameters), program.leaves
+    shares = found.state_shares
     frozen = FrozenLeaves(
-        leaves.split_places(found.without_gradient), leaves.split_places(found.without_update)
+        leaves.split_places(found.without_gradient),
+        leaves.split_places(found.without_update),
+        tuple(shares[leaf] for leaf, _ in leaves.places) if shares else (),
     )
     return program if frozen == program.frozen else replace(program, frozen=frozen)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
 from hetjax.planner.costs.exchange_cost import ExchangedBytes, exchange_seconds
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.work.execution import Execution, state_division
+from hetjax.planner.work.layer_runs import part_kind
 from hetjax.planner.work.stage_work import part_shape
 
 
@@ -41,9 +41,10 @@ class SharedParameters:
         shapes = [tuple(program.avals[value].shape) for value in program.parameters]
         return cls(program, held, with_updates(held, shapes, divided=plan.shard_optimizer_state))
 
-    def elements(self, part: ParameterPart) -> int:
-        """How many elements a part has."""
-        return math.prod(part_shape(self.program, part).shape)
+    def state_bytes(self, part: ParameterPart, optimizer_bytes: float) -> int:
+        """Bytes of the optimizer's state of a part."""
+        kind = part_kind(part_shape(self.program, part), part.leaf, self.program.frozen)
+        return kind.state_bytes(optimizer_bytes)
 
     def exchanged(self, part: ParameterPart) -> ExchangedBytes:
         """What stages tell each other of a part."""
@@ -54,7 +55,7 @@ class SharedParameters:
 
         Args:
             stage: which stage.
-            optimizer_bytes: of the optimizer's state, for each element of a parameter.
+            optimizer_bytes: of the optimizer's state, for each element of all parameters.
             execution: how the stage runs.
 
         Returns:
@@ -66,9 +67,9 @@ class SharedParameters:
         for part in parts:
             if updated.get(part.leaf) == part:
                 continue
-            kept = self.elements(updated[part.leaf]) if part.leaf in updated else 0
-            elements = self.elements(part) - kept
-            saved += elements * optimizer_bytes / state_division(self.program, part, execution)
+            kept = [updated[part.leaf]] if part.leaf in updated else []
+            whole, *rest = (self.state_bytes(each, optimizer_bytes) for each in (part, *kept))
+            saved += (whole - sum(rest)) / state_division(self.program, part, execution)
         return saved
 
     def undivided_bytes(self, stage: int, optimizer_bytes: float, execution: Execution) -> float:
@@ -78,16 +79,17 @@ class SharedParameters:
 
         Args:
             stage: which stage.
-            optimizer_bytes: of the optimizer's state, for each element of a parameter.
+            optimizer_bytes: of the optimizer's state, for each element of all parameters.
             execution: how the member runs its part of it.
 
         Returns:
             Bytes.
         """
         leaves = {part.leaf for part in self.shared}
-        rest = (1 - execution.updates) * optimizer_bytes
         return sum(
-            rest * self.elements(part) / state_division(self.program, part, execution)
+            (1 - execution.updates)
+            * self.state_bytes(part, optimizer_bytes)
+            / state_division(self.program, part, execution)
             for part in self.held[stage]
             if part.leaf in leaves
         )

@@ -54,7 +54,7 @@ class PlanningProblem:
         microbatch_size: examples in each.
         dtype: the dtype that most of the matrix products' FLOPs run in.
         optimizer_bytes: bytes of optimizer state for each element of the parameters that are
-            updated.
+            updated, on average; how many times as much some of them have, the program knows.
         options: what a plan may be, and what it makes least.
         sections: the structure that the layers follow; empty where they follow cost alone.
         known: the work of what was measured of the program, by structure.

@@ -194,8 +194,7 @@ def part_state_bytes(
         override = told_of(execution.parameters, name)
         key = (place, override)
         if key not in known:
-            state = math.prod(kind.shape.shape) * optimizer_bytes * kind.is_updated
-            mine = execution.updates * state
+            mine = execution.updates * kind.state_bytes(optimizer_bytes)
             known[key] = mine / _state_division(kind.shape.shape, override, execution)
         sizes.append(known[key])
     return np.array(sizes)
@@ -266,17 +265,18 @@ def state_bytes(
     """Bytes of a parameter, its gradient and its optimizer state on one device.
 
     Args:
-        part: the parameter's shape and dtype, and whether it has a gradient and an update.
+        part: the parameter's shape and dtype, and whether it has a gradient, an update and state.
         spec: how it is divided.
         sharding: the stage's sharding rule.
         mesh_shape: sizes of the data and the tensor axis.
-        optimizer_bytes: bytes of optimizer state for each element, where it is updated.
+        optimizer_bytes: bytes of optimizer state for each element of all parameters that are
+            updated.
 
     Returns:
         What is held, at the moment of the most; and that of it which the device updates.
     """
     shape, size, summed = part.shape, num_bytes(part.shape), _sum_bytes(part)
-    state = size / shape.dtype.itemsize * optimizer_bytes * part.is_updated
+    state = part.state_bytes(optimizer_bytes)
     of_state = state_spec(sharding, spec, shape.shape, mesh_shape)
     parts, state_parts = division(spec, mesh_shape), division(of_state, mesh_shape)
     # Whole sums of gradients and the divided ones of a group are there at once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -28,11 +29,22 @@ class PartKind(NamedTuple):
         shape: its shape and dtype.
         has_gradient: whether its gradient is computed.
         is_updated: whether it is updated, and has a part of the optimizer's state.
+        state_share: how many times as much of that an element of it has as one of all parameters.
     """
 
     shape: jax.ShapeDtypeStruct
     has_gradient: bool = True
     is_updated: bool = True
+    state_share: float = 1.0
+
+    def state_bytes(self, optimizer_bytes: float) -> int:
+        """Bytes of its part of the optimizer's state.
+
+        Args:
+            optimizer_bytes: of the state, for each element of all parameters that are updated.
+        """
+        elements = math.prod(self.shape.shape) * self.is_updated
+        return round(elements * optimizer_bytes * self.state_share)
 
 
 def part_kind(shape: jax.ShapeDtypeStruct, leaf: int, frozen: FrozenLeaves) -> PartKind:
@@ -41,9 +53,14 @@ def part_kind(shape: jax.ShapeDtypeStruct, leaf: int, frozen: FrozenLeaves) -> P
     Args:
         shape: the part's shape and dtype.
         leaf: the place of the leaf.
-        frozen: which leaves have no gradient, and which no update.
+        frozen: which leaves have no gradient, which no update, and which more state than others.
     """
-    return PartKind(shape, leaf not in frozen.without_gradient, leaf not in frozen.without_update)
+    return PartKind(
+        shape,
+        leaf not in frozen.without_gradient,
+        leaf not in frozen.without_update,
+        frozen.state_shares[leaf] if frozen.state_shares else 1.0,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +97,8 @@ class Runs:
         given_moved: bytes of that.
         parts: parameter parts that occur in any run.
         shapes: their shapes.
-        frozen: which parameter leaves have no gradient, and which no update.
+        frozen: which parameter leaves have no gradient, which no update, and which more of the
+            optimizer's state than others.
         used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
             there is one run, which holds all parts.
         layers: where there is one run: its first layer, and the one after its last; None for layers
@@ -184,7 +202,7 @@ class Runs:
         of_parts = []
         for part, shape in zip(self.parts, self.shapes, strict=True):
             kind = part_kind(shape, part.leaf, self.frozen)
-            key = (shape.shape, shape.dtype, kind.has_gradient, kind.is_updated)
+            key = (shape.shape, shape.dtype, *kind[1:])
             place = places.setdefault(key, len(places))
             found.setdefault(place, kind)
             of_parts.append(place)
@@ -450,7 +468,7 @@ def alike_layers(
         if users[part] > 1:
             return part
         kind = part_kind(part_shape(program, part), part.leaf, program.frozen)
-        return kind.shape.shape, kind.shape.dtype, kind.has_gradient, kind.is_updated
+        return kind.shape.shape, kind.shape.dtype, *kind[1:]
 
     places: dict[Hashable, int] = {}
     kinds = []
