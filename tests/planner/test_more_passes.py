@@ -22,7 +22,7 @@ from hetjax.planner.predictions.complete import complete
 from hetjax.planner.predictions.more_passes import with_passes
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.predictions.quality import limits, load_balance, step_parts
-from hetjax.planner.predictions.schedule_choice import reschedule
+from hetjax.planner.predictions.schedule_choice import live_limits, reschedule
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
 from hetjax.planner.work.rates import USABLE_MEMORY
 
@@ -170,6 +170,17 @@ def test_a_schedule_that_holds_too_much_is_not_taken(
 def test_a_searched_schedule_leaves_what_a_plan_may_not_fill(tight: tuple[Plan, PlanningProblem]):
     found = choose_schedule(tight[0], "search").predicted
     assert all(s.memory_bytes <= USABLE_MEMORY * s.memory_limit_bytes for s in found.stages)
+
+
+def test_a_searched_schedule_is_no_slower_where_memory_is_tight(
+    tight: tuple[Plan, PlanningProblem],
+):
+    """Caps that hold for any order are below what 1F1B has, which fits."""
+    plan, _ = tight
+    assert any(
+        limit < plan.pipeline.schedule.live_bound(s) for s, limit in enumerate(live_limits(plan))
+    )
+    assert seconds(choose_schedule(plan, "search")) < seconds(plan)
 
 
 def test_times_without_halves_leave_those_that_are_predicted(once: Plan):

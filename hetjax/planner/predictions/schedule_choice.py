@@ -9,7 +9,7 @@ from dataclasses import replace
 from hetjax.errors import InputError
 from hetjax.pipeline.schedule_search.interleaved_search import search_interleaved
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
-from hetjax.pipeline.schedule_search.schedule_search import fixed_schedules
+from hetjax.pipeline.schedule_search.schedule_search import TIE, fixed_schedules
 from hetjax.pipeline.schedules.schedule import INTERLEAVED, Schedule
 from hetjax.pipeline.timeline.quick_clock import makespan
 from hetjax.pipeline.timeline.times import StepTimes
@@ -103,13 +103,17 @@ def _named_schedule(
     limits = live_limits_of(held, count)
     alone = times.with_copies_in_tasks
     made = make_schedule(name, len(pipeline.stages), count, alone, live_limits=limits)
-    if name != "search" or (fits_by(held, made) and not times.has_copies):
+    if name != "search":
         return made
-    # The search knows no copies that run beside tasks, and no gradients of weights that wait where
-    # one microbatch fits alone: what it finds is weighed with them.
+    # The search keeps within caps that hold for any order of the tasks, and knows no copies that
+    # run beside them: where memory is short, what fits by its own order may be faster.
     candidates = (made, *fixed_schedules(times, count), pipeline.schedule)
     fitting = [schedule for schedule in candidates if fits_by(held, schedule)]
-    return min(fitting, key=lambda schedule: makespan(schedule, times), default=pipeline.schedule)
+
+    def seconds(schedule: Schedule) -> float:
+        return makespan(schedule, times) * (1 if schedule is made else TIE)
+
+    return min(fitting, key=seconds, default=pipeline.schedule)
 
 
 def _interleaved_schedule(
