@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hetjax import planner
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.planner import DynamicProgram, PlanningProblem
+from hetjax.planner import DynamicProgram, Plan, PlanningProblem
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.harp.divisions import divisions
 from hetjax.planner.harp.replicas import (
@@ -27,6 +27,7 @@ from hetjax.planner.harp.replicas import (
 )
 
 NEAR, FAR = Link(10e9, 1e-5), Link(2e8, 1e-4)
+ADAM = optax.adam(1e-3)
 
 
 def part(name: str, speed: float, nodes: int, devices: int) -> Subcluster:
@@ -39,7 +40,9 @@ def cluster_of(*parts: Subcluster) -> Cluster:
     return Cluster("test", parts, tuple((a, b, FAR) for a, b in pairs))
 
 
-def problem_of(cluster: Cluster, **options: Any) -> PlanningProblem:
+def problem_of(
+    cluster: Cluster, optimizer: optax.GradientTransformation = ADAM, **options: Any
+) -> PlanningProblem:
     """A model of wide activations and few parameters: what crosses a cut is dear."""
 
     def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
@@ -52,7 +55,7 @@ def problem_of(cluster: Cluster, **options: Any) -> PlanningProblem:
         [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4,
         jax.ShapeDtypeStruct((48, 4096, 64), jnp.float32),
         cluster=cluster,
-        optimizer=optax.adam(1e-3),
+        optimizer=optimizer,
         num_microbatches=6,
         options=planner.PlanOptions(**options),
     )
@@ -100,26 +103,25 @@ CLUSTERS = [
 ]
 
 
+def best_on(smaller: PlanningProblem, _: float = float("inf")) -> tuple[float, Plan] | None:
+    found = DynamicProgram().find(smaller)
+    return found and (found.step_time, found.plan)
+
+
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=["one node each", "two nodes and one"])
 def test_no_division_and_no_numbers_are_better(cluster: Cluster):
     problem = problem_of(cluster)
-    planner_of_one = DynamicProgram()
-
-    def best_on(smaller: PlanningProblem, _: float = float("inf")):
-        found = planner_of_one.find(smaller)
-        return found and (found.step_time, found.plan)
-
     timed = several_pipelines([problem], best_on, best_on)
     assert timed is not None
     best = float("inf")
     for parts in divisions(cluster, 4):
         for numbers in itertools.product(range(1, 7), repeat=len(parts)):
             if sum(numbers) == 6:
-                best = min(best, time_of(problem, parts, numbers, best_on))
+                best = min(best, time_of(problem, parts, numbers))
     assert timed[0] == pytest.approx(best, rel=1e-9)
 
 
-def time_of(problem, parts, numbers, best_on) -> float:
+def time_of(problem, parts, numbers) -> float:
     found = [best_on(_problem_on(problem, *each)) for each in zip(parts, numbers, strict=True)]
     plan = _joined(problem, parts, [plan for _, plan in found])
     planner.validate(plan)
@@ -187,6 +189,18 @@ def test_no_division_is_better_than_its_floor(shapes, speed, objective):
         shared = sharing_seconds(plan, SharedParameters.of(plan, problem.program))
         step_time = max(one.step_time for one in found if one) + max(shared)
         assert least_score([problem], each) <= score_of(problem, plan, step_time)
+
+
+def test_what_is_frozen_is_not_in_the_floor():
+    """Over links that the parameters would take seconds for."""
+    far = Link(1e4, 1e-4)
+    slow = tuple(replace(each, inter_node=far) for each in CLUSTERS[0].subclusters)
+    cluster = replace(CLUSTERS[0], subclusters=slow, links=(("fast", "slow", far),))
+    transforms = {"trained": ADAM, "frozen": optax.set_to_zero()}
+    optimizer = optax.multi_transform(transforms, ["trained", *["frozen"] * 3])
+    problem = problem_of(cluster, optimizer)
+    for parts in divisions(cluster, 2):
+        assert least_score([problem], parts) <= time_of(problem, parts, (3, 3))
 
 
 def test_several_are_weighed_unless_it_is_said_otherwise():

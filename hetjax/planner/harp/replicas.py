@@ -204,8 +204,8 @@ class _Floor:
 def least_score(problems: Sequence[PlanningProblem], parts: Sequence[ClusterPart]) -> float:
     """A floor under the score of a plan whose pipelines are on given parts of a cluster.
 
-    All devices compute as fast as they can, and pipelines exchange the gradients of all parameters,
-    and their new values, over all their links at once.
+    All devices compute as fast as they can, and pipelines exchange the gradients of all parameters
+    that are updated, and their new values, over all their links at once.
 
     Args:
         problems: what to plan, for microbatches of one size or of several.
@@ -225,7 +225,12 @@ def _floor(problems: Sequence[PlanningProblem], parts: Sequence[ClusterPart]) ->
         return min(least_seconds(each, devices) / each.microbatch_size for each in problems)
 
     computing = examples / sum(1 / of_example(devices_of(part)) for part in parts)
-    size = sum(num_bytes(problem.program.avals[value]) for value in problem.program.parameters)
+    program = problem.program
+    size = sum(
+        num_bytes(program.avals[value])
+        for leaf, value in enumerate(program.parameters)
+        if leaf not in program.frozen.without_update
+    )
     # Who updates nothing sends its gradients and gets new values; who shares in updates, less.
     moved = 2 * size * (1 - 1 / len(parts))
     exchange = max(moved / _exchange_bandwidth(cluster, part) for part in parts)
