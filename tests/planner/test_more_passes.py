@@ -19,10 +19,11 @@ from hetjax.planner import PlanOptions, choose_schedule, simulate, validate
 from hetjax.planner.harp.dynamic_program import DynamicProgram
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.predictions.complete import complete
-from hetjax.planner.predictions.more_passes import with_passes
+from hetjax.planner.predictions.more_passes import with_more_passes, with_passes
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.predictions.quality import limits, load_balance, step_parts
 from hetjax.planner.predictions.schedule_choice import live_limits, reschedule
+from hetjax.planner.predictions.scheduled_memory import leaves_room
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
 from hetjax.planner.work.rates import USABLE_MEMORY
 
@@ -109,6 +110,17 @@ def test_both_stages_of_a_device_must_fit(fast: PlanningProblem, once: Plan):
     first = plan.prediction.stages[0]
     assert first.fits
     assert not replace(first, memory_limit_bytes=first.memory_bytes - 1).fits
+
+
+def test_more_passes_leave_what_a_plan_may_not_fill(fast: PlanningProblem, once: Plan):
+    plan = with_passes(once, fast, 2)
+    assert plan is not None
+    most = max(stage.memory_bytes for stage in plan.predicted.stages)
+    full = problem(bandwidth=1e12, memory=int(0.93 * most))
+    held = replace(once.with_schedule(one_f_one_b(4, 4)), cluster=full.cluster)
+    made = with_more_passes(predict(held, full), full)
+    assert len(made.stages) > 4
+    assert leaves_room(made.predicted)
 
 
 def test_what_makes_no_sense_is_told(fast: PlanningProblem, once: Plan):

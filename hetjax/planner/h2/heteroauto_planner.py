@@ -18,7 +18,9 @@ from hetjax.planner.harp.microbatches import divisors
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.stage_plan import Member, Offloaded, StagePlan
+from hetjax.planner.predictions.scheduled_memory import has_room, leaves_room
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.rates import USABLE_MEMORY
 from hetjax.planner.work.repeating_layers import repeated_in
 
 
@@ -70,7 +72,7 @@ class HeteroAuto:
         plan, strategy = self.find(problem)
         both = refine(plan, problem)
         first, last = both.found.predicted, both.refined.predicted
-        if not last.fits:
+        if not leaves_room(last):
             raise DoesNotFitError(_over_memory(last))
         schedule = problem.options.schedule
         is_last = schedule == problem.warm_up_schedule
@@ -139,13 +141,14 @@ def _over_memory(prediction: Prediction) -> str:
     """What does not fit of a plan that a coarser count of memory has let through."""
 
     def needs(stage: StagePrediction) -> str:
-        of_device, limit = map(format_bytes, (stage.memory_bytes, stage.memory_limit_bytes))
+        usable = int(USABLE_MEMORY * stage.memory_limit_bytes)
+        of_device, limit = map(format_bytes, (stage.memory_bytes, usable))
         of_host, host_limit = map(format_bytes, (stage.all_host_bytes, stage.host_limit_bytes))
         host = f" and {of_host} of its host's {host_limit}" if stage.all_host_bytes else ""
-        return f"needs {of_device} of a device's {limit}{host}"
+        return f"needs {of_device} of a device's {limit} that may be used{host}"
 
     stages = enumerate(prediction.stages)
-    over = "; ".join(f"stage {s} {needs(each)}" for s, each in stages if not each.fits)
+    over = "; ".join(f"stage {s} {needs(each)}" for s, each in stages if not has_room(each))
     return (
         f"HeteroAuto's best plan does not fit: {over}. Stages of a kind are alike in its plans; "
         f"set planner.name = 'harp', where each may have layers and ways of its own"

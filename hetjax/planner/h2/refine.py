@@ -9,6 +9,7 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.predictions.kept_layers import keeping_what_fits
 from hetjax.planner.predictions.kept_state import keeping_state_that_fits
 from hetjax.planner.predictions.predict import predict
+from hetjax.planner.predictions.scheduled_memory import memory_rank
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import repetitions
 
@@ -52,5 +53,8 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
     if fastest is not None or not others:
         others.append(fastest or keeping_all(free, problem, ways))
     kept = [keeping_what_fits(keeping_state_that_fits(each, problem), problem) for each in others]
-    fitting = [each for each in kept if each.predicted.fits]
-    return Refined(found, min(fitting or kept, key=lambda each: each.predicted.step_time))
+
+    def rank(each: Plan) -> tuple[int, float]:
+        return memory_rank(each.predicted), each.predicted.step_time
+
+    return Refined(found, min(kept, key=rank))

@@ -21,7 +21,9 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.predictions.predict import predict, predict_stages
+from hetjax.planner.predictions.scheduled_memory import leaves_room
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.rates import USABLE_MEMORY
 from hetjax.planner.work.repeating_layers import (
     REPETITIONS,
     LayerRun,
@@ -87,7 +89,7 @@ def refitted(
     best: Plan | None = None
     for _, ways, counts in choices[:_FINALISTS]:
         found = _predicted_so(plan, problem, ways, counts)
-        if not found.predicted.fits:
+        if not leaves_room(found.predicted):
             continue
         if best is None or _step_time(found) < _step_time(best):
             best = found
@@ -240,7 +242,7 @@ def _allowed(
     return {
         way: each
         for way, each in ways.items()
-        if _seconds(each) <= pace and _held(each, count) <= each.memory_limit_bytes
+        if _seconds(each) <= pace and _held(each, count) <= USABLE_MEMORY * each.memory_limit_bytes
     }
 
 

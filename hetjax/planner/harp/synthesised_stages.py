@@ -24,6 +24,7 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, StagePlan
 from hetjax.planner.predictions.complete import complete
 from hetjax.planner.predictions.predict import predict_stages
+from hetjax.planner.predictions.scheduled_memory import leaves_room
 from hetjax.planner.problem.problem import PlanningProblem
 
 _CUTS = 4
@@ -167,8 +168,7 @@ def _planned(
 def _completed(problem: PlanningProblem, plan: Plan) -> Timed | None:
     """What a step of a plan takes, and the plan; None where it does not fit."""
     prediction = complete(plan, problem, annotate=False).predicted
-    fits = prediction.fits
-    return (prediction.step_time, plan) if fits else None
+    return (prediction.step_time, plan) if leaves_room(prediction) else None
 
 
 def _scheduled(problem: PlanningProblem, stages: Sequence[StagePlan]) -> list[Plan]:

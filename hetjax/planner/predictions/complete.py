@@ -12,6 +12,7 @@ from hetjax.planner.predictions.more_passes import with_more_passes
 from hetjax.planner.predictions.plan_sharding import divide_members, shard_stages
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.predictions.schedule_choice import choose_schedule
+from hetjax.planner.predictions.scheduled_memory import memory_rank
 from hetjax.planner.problem.problem import PlanningProblem
 
 
@@ -42,11 +43,11 @@ def complete(
     if annotate:
         # Annotations may be too much for it.
         told = annotated(made, problem, *others)
-        made = told if told.predicted.fits else made
+        made = min((told, made), key=lambda each: memory_rank(each.predicted))
     if problem.options.schedule == problem.warm_up_schedule:
         return made
     chosen = choose_schedule(made, problem.options.schedule)
-    if made.predicted.fits and not chosen.predicted.fits:
+    if memory_rank(made.predicted) < memory_rank(chosen.predicted):
         names = dict.fromkeys(repr(each.schedule.name) for each in made.pipelines)
         note = (
             f"the schedule {problem.options.schedule!r} holds more microbatches at once than there "

@@ -20,6 +20,7 @@ from hetjax.pipeline.schedules.warm_up import is_countable
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.predictions.schedule_choice import choose_schedule
+from hetjax.planner.predictions.scheduled_memory import leaves_room
 from hetjax.planner.problem.problem import PlanningProblem
 
 _FAR = 0.25
@@ -47,7 +48,7 @@ def with_more_passes(plan: Plan, problem: PlanningProblem) -> Plan:
         if found is None:
             break
         is_faster = _step_time(found) < _step_time(best) * (1 - _GAIN)
-        if is_faster and found.predicted.fits:
+        if is_faster and leaves_room(found.predicted):
             best = found
     return best
 
@@ -153,4 +154,4 @@ def _step_time(plan: Plan) -> float:
 
 def _rank(plan: Plan) -> tuple[bool, float]:
     """What fits comes first, however fast others are."""
-    return not plan.predicted.fits, _step_time(plan)
+    return not leaves_room(plan.predicted), _step_time(plan)

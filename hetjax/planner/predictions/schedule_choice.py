@@ -16,7 +16,11 @@ from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction, times_of
 from hetjax.planner.plan.stage_plan import PipelinePlan
-from hetjax.planner.predictions.scheduled_memory import fits_by, live_limits_of
+from hetjax.planner.predictions.scheduled_memory import (
+    fits_by,
+    live_limits_of,
+    with_memories,
+)
 from hetjax.planner.predictions.step_prediction import with_schedules
 
 INTERLEAVING = ("search", INTERLEAVED)
@@ -107,8 +111,10 @@ def _named_schedule(
         return made
     # The search keeps within caps that hold for any order of the tasks, and knows no copies that
     # run beside them: where memory is short, what fits by its own order may be faster.
-    candidates = (made, *fixed_schedules(times, count), pipeline.schedule)
-    fitting = [schedule for schedule in candidates if fits_by(held, schedule)]
+    fitting = [each for each in (made, *fixed_schedules(times, count)) if fits_by(held, each)]
+    # What the pipeline has may fill more than was counted when its stages were chosen.
+    if all(stage.fits for stage in with_memories(held, pipeline.schedule)):
+        fitting.append(pipeline.schedule)
 
     def seconds(schedule: Schedule) -> float:
         return makespan(schedule, times) * (1 if schedule is made else TIE)

@@ -14,7 +14,7 @@ from hetjax.pipeline.schedules.memory import (
     row_peak_bytes,
 )
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.planner.plan.prediction import Held, MemberPrediction, StagePrediction
+from hetjax.planner.plan.prediction import Held, MemberPrediction, Prediction, StagePrediction
 from hetjax.planner.work.rates import USABLE_MEMORY
 
 HeldT = TypeVar("HeldT", StagePrediction, MemberPrediction)
@@ -113,6 +113,28 @@ def has_room(stage: StagePrediction) -> bool:
         stage: the stage.
     """
     return stage.fits_host and stage.memory_bytes <= USABLE_MEMORY * stage.memory_limit_bytes
+
+
+def leaves_room(prediction: Prediction) -> bool:
+    """Whether all stages of a plan fit in the memory that a plan may fill; see `has_room`.
+
+    Args:
+        prediction: what is predicted of the plan.
+    """
+    return all(map(has_room, prediction.stages))
+
+
+def memory_rank(prediction: Prediction) -> int:
+    """What ranks plans by the memory that they need, those first that leave the runtime its part.
+
+    Args:
+        prediction: what is predicted of a plan.
+
+    Returns:
+        0 where it leaves that, 1 where it fills the devices, as what was written by hand may, and
+        2 where it does not fit.
+    """
+    return 2 - prediction.fits - leaves_room(prediction)
 
 
 def _microbatch_bytes(held: Held) -> MicrobatchBytes:
