@@ -123,6 +123,14 @@ def test_more_passes_leave_what_a_plan_may_not_fill(fast: PlanningProblem, once:
     assert leaves_room(made.predicted)
 
 
+@pytest.mark.parametrize(("most", "stages"), [(7, 4), (11, 8)])
+def test_there_are_no_more_stages_than_may_be(
+    most: int, stages: int, fast: PlanningProblem, once: Plan
+):
+    asked = replace(fast, options=replace(OPTIONS, max_stages=most))
+    assert len(with_more_passes(once, asked).stages) == stages
+
+
 def test_what_makes_no_sense_is_told(fast: PlanningProblem, once: Plan):
     plan = with_passes(once, fast, 2)
     assert plan is not None

@@ -38,12 +38,16 @@ def with_more_passes(plan: Plan, problem: PlanningProblem) -> Plan:
         problem: the problem that it solves.
 
     Returns:
-        The faster one of those that fit, with its prediction.
+        The fastest one of those that fit and have no more stages than the problem allows, with its
+        prediction.
     """
     if not _may_repeat(plan, problem):
         return plan
     best = plan
-    for passes in range(2, problem.options.max_passes + 1):
+    most = problem.options.max_passes
+    if problem.options.max_stages is not None:
+        most = min(most, problem.options.max_stages // len(plan.stages))
+    for passes in range(2, most + 1):
         found = with_passes(plan, problem, passes, _step_time(best))
         if found is None:
             break
