@@ -7,14 +7,15 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.models.gpt import GPTConfig
 from hetjax.models.language_model import LanguageModel, language_model
-from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import gpipe, one_f_one_b
 from hetjax.planner import DynamicProgram, PlanOptions, complete, make_problem, predict
 from hetjax.planner.plan.plan import Plan, validate_for
-from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.plan.stage_plan import Offloaded, PipelinePlan, StagePlan
 from hetjax.planner.predictions.plan_sharding import shard_stages
 from hetjax.planner.problem.problem import PlanningProblem
 
@@ -71,6 +72,26 @@ def test_a_scan_that_is_cut_between_stages_is_annotated():
     validate_for(sharded, problem.program)
     held = sharded.stages[1].parameters
     assert held.keys() <= set(problem.program.parameter_names)
+
+
+@pytest.mark.parametrize("offload", ["optimizer_state", "activations"])
+def test_what_hosts_hold_is_not_counted_on_devices(offload: Offloaded):
+    problem = problem_with(2_500_000)
+    (only,) = problem.cluster.subclusters
+    cluster = Cluster("test", (replace(only, host_memory_bytes=10**9),))
+    problem = replace(problem, cluster=cluster)
+    submesh = SubMesh("only", 0, (1, 4))
+    plain = StagePlan.on((0, problem.num_layers), submesh, (1, 4))
+    stage = replace(plain, offload=(offload,))
+    pipeline = PipelinePlan((stage,), 4, 1, gpipe(1, 4))
+    plan = Plan(problem.program.fingerprint, problem.layers, cluster, (pipeline,))
+
+    def annotated(stage: StagePlan) -> bool:
+        told = predict(plan.with_stages([stage]), problem)
+        return bool(shard_stages(told, problem).stages[0].parameters)
+
+    assert annotated(stage)
+    assert not annotated(plain)
 
 
 def test_what_is_said_already_stays():

@@ -114,7 +114,10 @@ def _sharded(
     predicted: StagePrediction,
 ) -> StagePlan:
     stage = pipeline.stages[run.index]
-    live = int(peak_bytes(pipeline.schedule.order[run.index], MicrobatchBytes(1, 0, 0)))
+    # What waits in the hosts' memory leaves its place on the devices to what is divided.
+    away = float("activations" in stage.offload)
+    microbatch = MicrobatchBytes(1, 0, 0, offloaded=away)
+    live = int(peak_bytes(pipeline.schedule.order[run.index], microbatch))
     taken = predicted.working_bytes + live * predicted.activation_bytes * stage.recompute
     devices = StageDevices(
         kind=plan.cluster.subcluster(stage.submesh.subcluster).kind,
@@ -128,7 +131,7 @@ def _sharded(
         num_microbatches=pipeline.num_microbatches,
         live_microbatches=1 if stage.recompute else live,
         dtype=problem.dtype,
-        optimizer_bytes=problem.optimizer_bytes,
+        optimizer_bytes=0.0 if "optimizer_state" in stage.offload else problem.optimizer_bytes,
     )
     found = shard_stage(
         problem.program,
