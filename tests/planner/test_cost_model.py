@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +11,22 @@ import numpy as np
 import optax
 import pytest
 
-from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.stages.holders import with_updates
-from hetjax.planner import PlanOptions
+from hetjax.planner import PlanOptions, predict
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.costs.pass_cost import sums_of_examples
 from hetjax.planner.costs.sharing_cost import SharedParameters
 from hetjax.planner.costs.update_cost import update_groups
 from hetjax.planner.harp.table_making import execution_options
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
 from hetjax.planner.work.execution import Execution, offloaded_bytes
 from hetjax.planner.work.layer_runs import alike_layers, all_runs, one_run
 from hetjax.planner.work.rates import TASK_SECONDS, ring_seconds, transfer_seconds
+from hetjax.planner.work.repeating_layers import Repetition
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 LINK = Link(1e9, 1e-5)
@@ -186,6 +191,30 @@ def test_full_sharding_divides_the_state_and_gathers_parameters():
     assert sharded.state_bytes == plain.state_bytes / 4
     assert sharded.forward_seconds > plain.forward_seconds
     assert sharded.working_bytes == plain.working_bytes + 5 * 4 * 64 * 64
+
+
+@pytest.mark.parametrize("repeats", ["stage", "layers"])
+def test_what_is_made_again_of_divided_parameters_gathers_them_again(repeats: Repetition):
+    layers = tuple((layer, layer + 1) for layer in range(6)) if repeats == "layers" else ()
+    submesh = SubMesh("only", 0, (1, 4))
+
+    def backward_seconds(**changes: Any) -> tuple[float, float]:
+        """What a stage of all layers takes in whole backward passes, and in halves of these."""
+        stage = replace(StagePlan.on((0, 6), submesh, (4, 1)), **changes)
+        pipeline = PipelinePlan((stage,), 4, 8, one_f_one_b(1, 4))
+        plan = Plan(PROBLEM.program.fingerprint, PROBLEM.layers, CLUSTER, (pipeline,))
+        (found,) = predict(plan, PROBLEM).predicted.stages
+        halves = found.input_gradient_seconds + found.weight_gradient_seconds
+        again = found.recompute_seconds
+        return again + found.backward_seconds, again + halves
+
+    again = {"recompute": repeats == "stage", "recompute_layers": layers}
+    whole = ring_seconds(LINK, 5 * 4 * 64 * 64, 4)
+    more = []
+    for sharding in ("data", "fully_sharded"):
+        kept, made = (backward_seconds(sharding=sharding, **each) for each in ({}, again))
+        more.append(np.subtract(made, kept))
+    assert more[1] - more[0] == pytest.approx([whole, whole])
 
 
 def test_sharded_state_is_divided_and_costs_no_more_to_update():

@@ -59,12 +59,13 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     they reach, all else the bytes that fusion leaves over the memory's bandwidth; both are divided
     among the submesh's devices. To them come the collectives, as rings: over the data axis a
     reduction of gradients, once a step, with the update (under ``state_sharded`` a scatter of them
-    and a gather of new parameters; under ``fully_sharded`` parameters are gathered twice and
-    gradients scattered, each microbatch), and in each pass one of what it sums over the examples
-    and goes on from, as the statistics of a batch normalisation. Over the tensor axis they are
-    those that the integer program finds for the model's modules, a third of them forward, with what
-    every device computes for itself; where it tells nothing, gathers of what matrix products write.
-    Devices that see to transfers themselves, as processors do, lose the time that these take.
+    and a gather of new parameters; under ``fully_sharded`` parameters are gathered twice, and once
+    more where layers are made again, and gradients scattered, each microbatch), and in each pass
+    one of what it sums over the examples and goes on from, as the statistics of a batch
+    normalisation. Over the tensor axis they are those that the integer program finds for the
+    model's modules, a third of them forward, with what every device computes for itself; where it
+    tells nothing, gathers of what matrix products write. Devices that see to transfers themselves,
+    as processors do, lose the time that these take.
 
     Args:
         problem: the planning problem.
@@ -94,7 +95,8 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
             forward = forward + product_pass
             passes = backward_passes(runs) + _again(runs, execution)
             backward = backward + passes * product_pass
-        backward = backward + (gathering + scattering)
+        # What is made again is a forward pass of its own on divided parameters.
+        backward = backward + ((1 + _again(runs, execution)) * gathering + scattering)
     handling, handling_back = handling_seconds(problem, runs, execution)
     update, exchange = update_seconds(problem, runs, execution)
     held = memory(problem, runs, execution)

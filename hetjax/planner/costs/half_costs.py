@@ -41,8 +41,8 @@ def estimate_halves(
     """Estimate a backward pass in parts, by the rules of `estimate`.
 
     The gathers of matrix products over the tensor axis are divided evenly; what ``fully_sharded``
-    gathers and scatters is the second half's. Where the whole pass was measured, the halves are as
-    much longer or shorter as it is.
+    gathers and scatters is the second half's, but for what it gathers to make layers again. Where
+    the whole pass was measured, the halves are as much longer or shorter as it is.
 
     Args:
         problem: the planning problem.
@@ -62,13 +62,16 @@ def estimate_halves(
 
     slower, slower_backward = problem.profile.slowness(execution.subcluster, execution.shape)
     passes = float(backward_passes(runs))
-    scattered = (gathering + scattering) * (execution.sharding == "fully_sharded")
+    is_divided = execution.sharding == "fully_sharded"
+    scattered = (gathering + scattering) * is_divided
+    gathered_again = float(runs.again_share) * gathering * is_divided
 
     def seconds(cost: Cost) -> float:
         return float(roofline(problem, execution, cost.matmul_flops, cost.bytes))
 
     handling = float(handling_seconds(problem, runs, execution)[1])
     again = slower * seconds(work.recompute) + product_pass - TASK_SECONDS
+    again += gathering * is_divided
     repeated, summing = map(float, sums_of_examples(runs, execution))
     again, summing = again + repeated, summing - repeated * execution.recompute
     times = measured_times(problem, runs, execution)
@@ -78,7 +81,7 @@ def estimate_halves(
         measured = float(share_of(times.backward.of(runs.layers), execution))
         slower_backward = measured / (expected + scattered)
         product_pass, scattered = slower_backward * product_pass, slower_backward * scattered
-        summing = 0.0
+        summing = gathered_again = 0.0
     first = slower_backward * seconds(work.split.input_gradient)
     second = slower_backward * seconds(work.split.weight_gradient)
     kept = work.residual_bytes / data if execution.recompute else 0.0
@@ -86,7 +89,9 @@ def estimate_halves(
     of_weights = max(passes - 1.0, 0.0)
     return HalfTimes(
         recompute_seconds=again if execution.recompute else 0.0,
-        input_gradient_seconds=first + of_inputs * product_pass + summing + handling,
+        input_gradient_seconds=(
+            first + of_inputs * product_pass + gathered_again + summing + handling
+        ),
         weight_gradient_seconds=second + of_weights * product_pass + scattered,
         recomputed_bytes=int(kept),
         deferred_bytes=int(work.split.deferred_bytes / data),
