@@ -106,7 +106,7 @@ def trace_stage(
     """
     # What inlines calls in another way is given none.
     by_pieces = flatten is flatten_jaxpr
-    passes = _PASSES.of(
+    passes = _KNOWN.of(
         _structure(stage, (parameters, batch, received), seeds, by_pieces),
         lambda: _both_passes(stage, (parameters, batch, received), seeds, by_pieces),
     )
@@ -116,7 +116,7 @@ def trace_stage(
 
 
 @dataclass(frozen=True, eq=False)
-class _Passes:
+class _BothPasses:
     """A stage's forward and backward pass, as JAX traced them, and its arguments by role."""
 
     closed: _compat.ClosedJaxpr
@@ -125,7 +125,7 @@ class _Passes:
     movable: tuple[int, ...]
 
 
-_PASSES = Remembered[Hashable, _Passes](128)
+_KNOWN = Remembered[Hashable, _BothPasses](128)
 """Stages that were traced before: planners count what they do, and then trainers build them."""
 
 
@@ -159,7 +159,7 @@ def _both_passes(
     inputs: Sequence[Sequence[jax.ShapeDtypeStruct]],
     seeds: tuple[int, ...],
     by_pieces: bool,
-) -> _Passes:
+) -> _BothPasses:
     parameters, batch, received = inputs
     function = called_by_pieces(stage) if by_pieces else stage.function
     sent = jax.eval_shape(function, parameters, batch, received)
@@ -187,7 +187,7 @@ def _both_passes(
         return results, *pullback(list(cotangents))
 
     arguments = (list(parameters), list(batch), list(received), [sent[i] for i in seeds])
-    return _Passes(jax.make_jaxpr(forward_and_backward)(*arguments), arguments, sent, movable)
+    return _BothPasses(jax.make_jaxpr(forward_and_backward)(*arguments), arguments, sent, movable)
 
 
 def called_by_pieces(stage: Stage) -> Callable[..., list[Any]]:
