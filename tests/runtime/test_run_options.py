@@ -48,7 +48,8 @@ def test_they_are_named(make: Any, message: str):
 
 def test_what_makes_sense_is_taken():
     assert LocalOptions(devices=jax.devices(), play=Play(), deadline=1).deadline == 1
-    assert LocalOptions(devices=np.array(jax.devices())).devices == jax.devices()
+    array: Any = np.array(jax.devices())
+    assert LocalOptions(devices=array).devices == jax.devices()
     assert RayOptions(cores=range(2)).cores == (0, 1)  # type: ignore[arg-type]
     assert CheckpointOptions(np.int64(2)).keep_last == 2  # type: ignore[arg-type]
 
