@@ -178,6 +178,7 @@ def test_training_resuming_and_replaying(
     assert main([*arguments, "--gin", "train.steps = 2"]) == 0
     assert "starting at step 0" in capsys.readouterr().out
     arguments[-1] = "--resume"
+    (parts / "carriers.json").write_text("what only Ray has a use for")
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "resumed from step 2" in out

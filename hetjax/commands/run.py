@@ -110,7 +110,9 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, resumption: 
         )
     began = time.perf_counter()
     doing("compiling")
-    with _trainer(prepared, workdir, _kept_curves(workdir, resumption)) as trainer:
+    is_ray = prepared.ingredients.configuration.runtime.name == "ray"
+    curves = _kept_curves(workdir, resumption, say) if is_ray else CarrierCurves()
+    with _trainer(prepared, workdir, curves) as trainer:
         say(f"stages compiled in {format_seconds(time.perf_counter() - began)}")
         if workdir is not None:
             # Another run may have begun and ended in it since it was looked at.
@@ -186,11 +188,18 @@ def _write_plan(plan: Plan, workdir: Path) -> None:
         ) from None
 
 
-def _kept_curves(workdir: Path | None, resumption: Resumption) -> CarrierCurves:
-    """What the run that is gone on with has measured of carriers."""
+def _kept_curves(workdir: Path | None, resumption: Resumption, say: Say) -> CarrierCurves:
+    """What the run that is gone on with has measured of carriers.
+
+    It saves time and nothing else: where it cannot be read, that is told, and it is measured anew.
+    """
     if workdir is None or not resumption.wanted or not (workdir / CARRIERS_FILE).exists():
         return CarrierCurves()
-    return CarrierCurves.load(workdir / CARRIERS_FILE)
+    try:
+        return CarrierCurves.load(workdir / CARRIERS_FILE)
+    except InputError as error:
+        say(f"{error}; carriers are measured anew")
+        return CarrierCurves()
 
 
 def _trainer(prepared: Prepared, workdir: Path | None, curves: CarrierCurves) -> Trainer:

@@ -149,7 +149,15 @@ def test_an_unknown_carrier_is_refused_with_those_that_there_are():
 def test_a_run_that_goes_on_has_the_curves_of_its_folder(tmp_path: Path):
     curves = CarrierCurves((MeasuredLink((NEAR, FAR), MEASURED),))
     afresh, resumed = Resumption(), Resumption(wanted=True)
-    assert _kept_curves(None, resumed) == _kept_curves(tmp_path, resumed) == CarrierCurves()
+    said: list[str] = []
+    for workdir in (None, tmp_path):
+        assert _kept_curves(workdir, resumed, said.append) == CarrierCurves()
     curves.save(tmp_path / CARRIERS_FILE)
-    assert _kept_curves(tmp_path, resumed) == curves
-    assert _kept_curves(tmp_path, afresh) == CarrierCurves()
+    assert _kept_curves(tmp_path, resumed, said.append) == curves
+    assert _kept_curves(tmp_path, afresh, said.append) == CarrierCurves()
+    assert not said
+    (tmp_path / CARRIERS_FILE).write_text('{"version": 1}')
+    assert _kept_curves(tmp_path, resumed, said.append) == CarrierCurves()
+    (line,) = said
+    assert line.startswith(f"carriers file {tmp_path / CARRIERS_FILE}: ")
+    assert line.endswith("; carriers are measured anew")

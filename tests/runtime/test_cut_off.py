@@ -25,6 +25,9 @@ from hetjax import CheckpointError, InputError, Trainer
 from hetjax.data import synthetic
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver
+from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.ray.ray_worker import HostWorker
+from hetjax.runtime.workers.device_workers import DeviceWorkers
 from hetjax.runtime.workers.feed import BatchReader
 from hetjax.runtime.workers.instruction_run import InstructionRun
 from hetjax.runtime.workers.worker import StageWorker
@@ -129,6 +132,17 @@ def test_a_failed_resumption_leaves_the_checkpoints_of_the_run_before(
         monkeypatch.undo()
         trainer.resume()
         trainer.train_step()
+
+
+def test_who_does_not_see_a_checkpoint_names_the_folder_and_the_worker(tmp_path: Path):
+    with make(DATA) as trainer:
+        executor = trainer._executor
+        assert isinstance(executor, LocalExecutor)
+        host = HostWorker((1, 0), "stage 1")
+        host.savers, host.workers = executor._savers[1:], DeviceWorkers(executor.workers[1:])
+        unseen = f"stage 1: checkpoint {tmp_path} cannot be read: manifest.json is missing"
+        with pytest.raises(CheckpointError, match=f"^{unseen}$"):
+            host.load(str(tmp_path))
 
 
 def test_one_goes_on_from_what_was_saved_last(tmp_path: Path):

@@ -33,7 +33,7 @@ from hetjax.runtime.checkpoints.checkpoint_files import (
     record_files,
 )
 from hetjax.runtime.checkpoints.leaf_loads import LeafLoad, read_loads
-from hetjax.runtime.checkpoints.manifest import SavedPart
+from hetjax.runtime.checkpoints.manifest import Manifest, SavedPart
 from hetjax.runtime.checkpoints.nonfinite import are_finite, were_finite
 from hetjax.runtime.checkpoints.orbax_words import quieten, write_reason
 from hetjax.runtime.checkpoints.saved_leaves import (
@@ -59,7 +59,15 @@ def check_leaves(folder: Path, pipelines: PipelinePrograms) -> None:
         CheckpointError: naming a leaf that is missing, or not expected, or of another shape or
             dtype, with both sides.
     """
-    _check_leaves(folder, read_manifest(folder).parts, saved_leaves(pipelines))
+    _check_leaves(folder, _manifest_in(folder).parts, saved_leaves(pipelines))
+
+
+def _manifest_in(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; a host that does not see the folder says which one."""
+    try:
+        return read_manifest(folder)
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from None
 
 
 def check_optimizer_state(folder: Path, parts: Sequence[SavedPart], state: PyTree) -> None:
@@ -136,7 +144,7 @@ def load_parameters(folder: Path, shapes: PyTree, device: JaxDevice) -> PyTree:
     leaves = SavedLeaves(
         "parameters", path_names(shapes), leaves_shapes, (), whole_leaves(len(leaves_shapes))
     )
-    parts = [part for part in read_manifest(folder).parts if part.kind == leaves.kind]
+    parts = [part for part in _manifest_in(folder).parts if part.kind == leaves.kind]
     _check_leaves(folder, parts, [leaves])
     saved = _by_leaf(parts)
     sharding = NamedSharding(jax.make_mesh((1,), ("device",), devices=[device]), PartitionSpec())
@@ -251,7 +259,7 @@ class StageSaver:
         Raises:
             CheckpointError: the checkpoint is of another model or optimizer, or cannot be read.
         """
-        manifest = read_manifest(folder)
+        manifest = _manifest_in(folder)
         _check_leaves(folder, manifest.parts, self._kinds)
         saved = _by_leaf(manifest.parts)
         parameters, optimizer = (
@@ -263,7 +271,9 @@ class StageSaver:
         try:
             stored = read_loads(folder, [*parameters, *optimizer])
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder} cannot be read: {reason_of(error)}") from error
+            raise CheckpointError(
+                f"checkpoint {folder} cannot be read: {reason_of(error)}"
+            ) from error
         return StageState(
             [load.assemble(stored) for load in parameters],
             [load.assemble(stored) for load in optimizer],

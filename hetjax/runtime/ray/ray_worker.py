@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from hetjax.collecting import seldom_collected
-from hetjax.errors import InputError, WorkerLostError
+from hetjax.errors import CheckpointError, InputError, WorkerLostError
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
@@ -362,9 +362,17 @@ class HostWorker:
         return [waited(saver, self.name) for saver in self.savers]
 
     def load(self, folder: str) -> None:
-        """Take over the state of a checkpoint."""
+        """Take over the state of a checkpoint.
+
+        Raises:
+            CheckpointError: this worker cannot read it, as where its host does not see the folder.
+        """
         for saver, worker in zip(self.savers, self.workers.workers, strict=True):
-            worker.restore(saver.load(Path(folder), worker.compiled))
+            try:
+                state = saver.load(Path(folder), worker.compiled)
+            except CheckpointError as error:
+                raise CheckpointError(f"{self.name}: {error}") from error
+            worker.restore(state)
 
     def give(self, parcels: Sequence[Messages], group: Sequence[int] | None) -> list[Any]:
         """Give other workers what they want: one result to know that it is done, one for each.
