@@ -24,6 +24,7 @@ from hetjax.planner.harp.lost_devices import (
     check_lost,
     is_power_of_two,
     lost_of_nodes,
+    widest_of_nodes,
 )
 from hetjax.planner.plan.plan import validate
 
@@ -46,12 +47,17 @@ def cut_nodes(draw: st.DrawFn) -> tuple[int, set[int], list[int]]:
     per_node = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     gone = draw(st.sets(st.integers(0, per_node - 1), max_size=per_node - 1))
     cluster = rack((1, per_node))
-    room = per_node - lost_of_nodes(cluster, gone)[0][0]
+    room, widest = (
+        per_node - lost_of_nodes(cluster, gone)[0][0],
+        widest_of_nodes(cluster, gone)[0][0],
+    )
     sizes: list[int] = []
     while room and draw(st.booleans()):
         # As `StageTable.may_hold` has it.
         odd = [] if gone and is_power_of_two(per_node) else [3, 6]
-        size = draw(st.sampled_from([each for each in (1, 2, 4, 8, *odd) if each <= room]))
+        size = draw(
+            st.sampled_from([each for each in (1, 2, 4, 8, *odd) if each <= min(room, widest)])
+        )
         sizes.append(size)
         room -= size
     return per_node, gone, sizes
@@ -72,6 +78,13 @@ def test_what_a_node_has_room_for_finds_its_place(case: tuple[int, set[int], lis
         assert after.shape == before.shape
         assert not devices & used
         used |= devices
+
+
+@pytest.mark.parametrize(
+    ("gone", "room"), [({2, 5}, 6), ({3, 4}, 4), ({5, 6, 7}, 5), ({0, 1, 6, 7}, 4), ({3}, 7)]
+)
+def test_what_is_left_on_both_sides_is_used(gone: set[int], room: int):
+    assert lost_of_nodes(rack((1, 8)), gone) == ((8 - room,),)
 
 
 def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:

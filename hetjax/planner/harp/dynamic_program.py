@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hetjax.errors import InputError
 from hetjax.planner.harp.candidate_plans import candidate_plan
-from hetjax.planner.harp.lost_devices import check_lost, lost_of_nodes
+from hetjax.planner.harp.lost_devices import check_lost, lost_of_nodes, widest_of_nodes
 from hetjax.planner.harp.mixing import combinations
 from hetjax.planner.harp.no_fit import does_not_fit
 from hetjax.planner.harp.replicas import Timed, score_of, several_pipelines
@@ -264,7 +264,11 @@ class DynamicProgram:
         check_lost(problem.cluster, lost)
         without = replace(problem, lost=frozenset(lost))
         assert before.table is not None, "what was found has its table"
-        table = replace(before.table, lost=lost_of_nodes(problem.cluster, lost))
+        table = replace(
+            before.table,
+            lost=lost_of_nodes(problem.cluster, lost),
+            widest=widest_of_nodes(problem.cluster, lost),
+        )
         runs = problem.runs
         left = problem.cluster.num_devices - len(set(lost))
         more = problem.cluster.num_devices / left * _UNEVEN

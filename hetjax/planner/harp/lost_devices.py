@@ -7,7 +7,7 @@ places become real: submeshes are contiguous, and lie around what is gone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from hetjax.errors import InputError, check_numbers
 from hetjax.mesh.cluster import Cluster, SubMesh
@@ -71,25 +71,52 @@ def lost_of_nodes(cluster: Cluster, lost: Collection[int]) -> tuple[tuple[int, .
         lost: the devices that are gone, counted through the cluster.
 
     Returns:
-        Counts by subcluster and node. Where what is left of a node could not be cut into submeshes
-        of any sizes, only its longest piece counts as left.
+        Counts by subcluster and node. What is left of a node counts as far as submeshes that are no
+        wider than `widest_of_nodes` says can surely be cut from it.
 
     Example:
         >>> from hetjax.mesh import Link, Subcluster, kind
         >>> link = Link(10e9, 1e-6)
         >>> cluster = Cluster("rack", (Subcluster("old", kind("V100"), 2, 8, link, link),))
         >>> lost_of_nodes(cluster, {3}), lost_of_nodes(cluster, {3, 4})
-        (((1, 0),), ((5, 0),))
+        (((1, 0),), ((4, 0),))
     """
-    counts = []
+    return _of_nodes(cluster, lost, _unusable)
+
+
+def widest_of_nodes(cluster: Cluster, lost: Collection[int]) -> tuple[tuple[int, ...], ...]:
+    """How many devices of each node a submesh inside it may have, for each subcluster.
+
+    Args:
+        cluster: the cluster.
+        lost: the devices that are gone, counted through the cluster.
+
+    Returns:
+        Numbers by subcluster and node.
+
+    Example:
+        >>> from hetjax.mesh import Link, Subcluster, kind
+        >>> link = Link(10e9, 1e-6)
+        >>> cluster = Cluster("rack", (Subcluster("old", kind("V100"), 2, 8, link, link),))
+        >>> widest_of_nodes(cluster, {3}), widest_of_nodes(cluster, {2, 5})
+        (((4, 8),), ((2, 8),))
+    """
+    return _of_nodes(cluster, lost, _widest)
+
+
+def _of_nodes(
+    cluster: Cluster, lost: Collection[int], told: Callable[[Sequence[int], int], int]
+) -> tuple[tuple[int, ...], ...]:
+    """What is told of each node by the places of what it has lost and its number of devices."""
+    found = []
     first = 0
     for subcluster in cluster.subclusters:
         per_node = subcluster.devices_per_node
         nodes = range(first, first + subcluster.num_devices, per_node)
         gone = ([d - node for d in lost if 0 <= d - node < per_node] for node in nodes)
-        counts.append(tuple(_unusable(places, per_node) for places in gone))
+        found.append(tuple(told(places, per_node) for places in gone))
         first += subcluster.num_devices
-    return tuple(counts)
+    return tuple(found)
 
 
 def _unusable(lost: Sequence[int], per_node: int) -> int:
@@ -100,7 +127,20 @@ def _unusable(lost: Sequence[int], per_node: int) -> int:
     # more than what is left.
     if len(lost) == 1 and is_power_of_two(per_node):
         return 1
-    return per_node - len(_longest_piece(lost, per_node))
+    pieces, widest = _pieces(lost, per_node), _widest(lost, per_node)
+    usable = len(pieces[0])
+    if is_power_of_two(per_node):
+        # Powers of two, the widest first, fill what each piece has room for of the widest.
+        usable = max(usable, sum(len(each) // widest * widest for each in pieces))
+    return per_node - usable
+
+
+def _widest(lost: Sequence[int], per_node: int) -> int:
+    """How many devices of a node a submesh may have, given the places of those that are gone."""
+    longest = len(_pieces(lost, per_node)[0])
+    if lost and longest and is_power_of_two(per_node):
+        return 1 << (longest.bit_length() - 1)
+    return longest
 
 
 def is_power_of_two(count: int) -> bool:
@@ -113,10 +153,11 @@ def is_power_of_two(count: int) -> bool:
     return count & (count - 1) == 0
 
 
-def _longest_piece(lost: Collection[int], per_node: int) -> range:
+def _pieces(lost: Collection[int], per_node: int) -> list[range]:
+    """What is left of a node between the devices that are gone, the longest piece first."""
     edges = [-1, *sorted(lost), per_node]
     pieces = (range(a + 1, b) for a, b in itertools.pairwise(edges))
-    return max(pieces, key=len)
+    return sorted(pieces, key=len, reverse=True)
 
 
 def around_lost(
@@ -183,7 +224,12 @@ def _free_piece(taken: set[int], count: int, per_node: int) -> int | None:
 
 
 def _side_by_side(counts: Sequence[int], gone: Collection[int], per_node: int) -> list[int]:
-    """Where in a node submeshes begin that follow each other in its longest piece."""
-    piece = _longest_piece(sorted(gone), per_node)
-    assert sum(counts) <= len(piece), "the search counted more devices than there are"
-    return [piece.start + before for before in itertools.accumulate(counts[:-1], initial=0)]
+    """Where in a node submeshes begin that follow each other in its pieces, the longest first."""
+    left = _pieces(gone, per_node)
+    offsets = []
+    for count in counts:
+        place = next((p for p, piece in enumerate(left) if len(piece) >= count), None)
+        assert place is not None, "the search counted more devices than there are"
+        offsets.append(left[place].start)
+        left[place] = left[place][count:]
+    return offsets

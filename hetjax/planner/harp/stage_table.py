@@ -266,6 +266,8 @@ class StageTable:
         lost: for each subcluster, how many devices of each node cannot be used, as if they were its
             first ones; empty where there are none. Such a subcluster's nodes keep their order along
             the pipeline.
+        widest: likewise how many devices a submesh inside of each node may have; empty where all
+            of what is left.
         joined: for each subcluster what it is made of; empty where these are the cluster's own.
     """
 
@@ -280,6 +282,7 @@ class StageTable:
     min_stages: int = 1
     max_stages: int | None = None
     lost: tuple[tuple[int, ...], ...] = ()
+    widest: tuple[tuple[int, ...], ...] = ()
     joined: tuple[tuple[PartOfJoined, ...], ...] = ()
 
     @functools.cached_property
@@ -312,10 +315,11 @@ class StageTable:
         For each subcluster, by how many are used with such a stage: its slice, and how many are
         used without it.
         """
-        lost = self.lost or [()] * len(self.nodes)
+        none = [()] * len(self.nodes)
+        parts = zip(self.nodes, self.slices, self.lost or none, self.widest or none, strict=True)
         return tuple(
-            _extensions(nodes, tuple(cut.shape for cut in slices), of_nodes)
-            for nodes, slices, of_nodes in zip(self.nodes, self.slices, lost, strict=True)
+            _extensions(nodes, tuple(cut.shape for cut in slices), lost, widest)
+            for nodes, slices, lost, widest in parts
         )
 
     @functools.cached_property
@@ -336,12 +340,16 @@ class StageTable:
             cut: its shape.
         """
         lost = self.lost[subcluster] if self.lost else ()
-        return _may_hold(self.nodes[subcluster][1], lost, start, cut.shape)
+        widest = self.widest[subcluster] if self.widest else ()
+        return _may_hold(self.nodes[subcluster][1], lost, widest, start, cut.shape)
 
 
 @functools.lru_cache(maxsize=32)
 def _extensions(
-    nodes: tuple[int, int], shapes: tuple[tuple[int, int], ...], lost: tuple[int, ...]
+    nodes: tuple[int, int],
+    shapes: tuple[tuple[int, int], ...],
+    lost: tuple[int, ...],
+    widest: tuple[int, ...],
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
     """The stages that may come before so many devices of one subcluster."""
     per_node, devices = nodes[1], nodes[0] * nodes[1]
@@ -352,14 +360,20 @@ def _extensions(
             rest = used - size
             in_one_node = rest % per_node + size <= per_node
             whole = shape[1] == per_node and rest % per_node == 0
-            is_free = rest >= 0 and _may_hold(per_node, lost, devices - used, shape)
+            is_free = rest >= 0 and _may_hold(per_node, lost, widest, devices - used, shape)
             if is_free and (in_one_node or whole):
                 yield place, rest
 
     return tuple(tuple(before(used)) for used in range(devices + 1))
 
 
-def _may_hold(per_node: int, lost: tuple[int, ...], start: int, shape: tuple[int, int]) -> bool:
+def _may_hold(
+    per_node: int,
+    lost: tuple[int, ...],
+    widest: tuple[int, ...],
+    start: int,
+    shape: tuple[int, int],
+) -> bool:
     """Whether a submesh is without devices that cannot be used; see `StageTable.may_hold`."""
     if not lost:
         return True
@@ -367,6 +381,7 @@ def _may_hold(per_node: int, lost: tuple[int, ...], start: int, shape: tuple[int
     if shape[0] > 1:
         return not any(lost[node : node + shape[0]])
     if lost[node] and is_power_of_two(per_node) and not is_power_of_two(shape[1]):
-        # What is left may be in two pieces, which only powers of two are sure to fill.
+        # What is left may be in several pieces, which only powers of two are sure to fill.
         return False
-    return start % per_node >= lost[node]
+    is_too_wide = bool(widest) and shape[1] > widest[node]
+    return start % per_node >= lost[node] and not is_too_wide

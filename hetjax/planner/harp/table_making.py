@@ -13,7 +13,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.union_cost import UnionExecution
-from hetjax.planner.harp.lost_devices import is_power_of_two, lost_of_nodes
+from hetjax.planner.harp.lost_devices import is_power_of_two, lost_of_nodes, widest_of_nodes
 from hetjax.planner.harp.slice_questions import SliceQuestion
 from hetjax.planner.harp.stage_options import StageOption, best_options, fitting
 from hetjax.planner.harp.stage_table import Slice, StageTable, Transfers
@@ -66,6 +66,7 @@ def make_stage_table(
         max_stages=problem.options.max_stages
         and min(problem.options.max_stages, problem.num_layers),
         lost=lost_of_nodes(cluster, problem.lost) if problem.lost else (),
+        widest=widest_of_nodes(cluster, problem.lost) if problem.lost else (),
     )
 
 
