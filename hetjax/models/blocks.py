@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hetjax import _compat
 from hetjax.models.pure import counted_rngs, structure_of
 
 Blocks = nnx.List | nnx.Module
@@ -58,7 +59,7 @@ def make_blocks(forms: Sequence[BlockForm], *, stacked: bool, rngs: nnx.Rngs) ->
 
 
 def _made_once(form: BlockForm, key: jax.Array) -> nnx.Module:
-    if isinstance(key, jax.core.Tracer):
+    if _compat.is_traced(key):
         return nnx.merge(_graph(form), _numbers(form, key))
     return form.make(key)
 
@@ -85,7 +86,7 @@ def call_block(block: nnx.Module, *arrays: Any, told: tuple[Hashable, ...] = ())
         What it returns.
     """
     graph, state = nnx.split(block)
-    if isinstance(arrays[0], jax.core.Tracer):
+    if _compat.is_traced(arrays[0]):
         return _traced_once(graph, nnx.to_pure_dict(state), arrays, told)
     # Compiled whole, it would round otherwise than its operations do one by one.
     return block(*arrays, *told)

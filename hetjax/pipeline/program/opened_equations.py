@@ -126,12 +126,8 @@ def own_derivative(
         From its operands and the cotangents of results to gradients; which of its results these
         are of, and which of its operands have gradients. None where nothing has any.
     """
-
-    def moving(variables: Sequence[Any]) -> list[int]:
-        avals = [variable.aval for variable in variables]
-        return [i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.inexact)]
-
-    graded, seeded = moving(equation.invars), moving(equation.outvars)
+    given, made = map(_shapes, (equation.invars, equation.outvars))
+    graded, seeded = map(_inexact, (given, made))
     if not graded or not seeded:
         return None
 
@@ -145,9 +141,13 @@ def own_derivative(
 
         return jax.vjp(run, *(operands[i] for i in graded))[1](cotangents)
 
-    shapes, of_results = (
-        [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in variables]
-        for variables in (equation.invars, equation.outvars)
-    )
-    closed = jax.make_jaxpr(gradients)(shapes, [of_results[i] for i in seeded])
+    closed = jax.make_jaxpr(gradients)(given, [made[i] for i in seeded])
     return closed, seeded, graded
+
+
+def _shapes(variables: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in variables]
+
+
+def _inexact(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[int]:
+    return [i for i, each in enumerate(shapes) if jnp.issubdtype(each.dtype, jnp.inexact)]

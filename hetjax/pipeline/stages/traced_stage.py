@@ -141,10 +141,11 @@ def _structure(
         return None
     program = StepProgram(body.steps, (body.inputs,), (body.outputs,), stage.avals)
     shapes = tuple(tuple((each.shape, each.dtype) for each in part) for part in inputs)
+    config: Any = jax.config
     told = (
-        jax.config.jax_enable_x64,
-        jax.config.jax_default_matmul_precision,
-        jax.config.jax_numpy_dtype_promotion,
+        config.jax_enable_x64,
+        config.jax_default_matmul_precision,
+        config.jax_numpy_dtype_promotion,
     )
     computed = key_of(program, differentiated=True)
     return computed, shapes, stage.trained, stage.moving, seeds, by_pieces, told

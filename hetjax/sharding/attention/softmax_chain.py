@@ -145,8 +145,8 @@ def _keeps(equation: _compat.JaxprEqn) -> bool:
     if equation.primitive.name not in _KEEPING:
         return False
     coarsest = jnp.finfo(jnp.bfloat16).nmant
-    dtype: Any = equation.outvars[0].aval.dtype
-    is_float = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).nmant >= coarsest
+    out: Any = equation.outvars[0].aval
+    is_float = jnp.issubdtype(out.dtype, jnp.floating) and jnp.finfo(out.dtype).nmant >= coarsest
     return is_float and equation.params.get("mantissa_bits", coarsest) >= coarsest
 
 
