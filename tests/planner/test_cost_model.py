@@ -114,10 +114,14 @@ def test_a_shared_parameter_is_held_once_a_stage():
     assert state[4, 6] == 2 * layer
 
 
+def mixed(labels: list[str]) -> optax.GradientTransformation:
+    """An optimizer that keeps no state of some parameters, and moments of others."""
+    return optax.multi_transform({"plain": optax.sgd(1e-3), "moments": optax.adam(1e-3)}, labels)
+
+
 def test_each_parameter_has_the_state_that_its_own_optimizer_keeps():
     labels = ["plain", "plain", "moments", "moments", "moments"]
-    mixed = {"plain": optax.sgd(1e-3), "moments": optax.adam(1e-3)}
-    problem = tied_problem(optax.multi_transform(mixed, labels))
+    problem = tied_problem(mixed(labels))
     runs, elements = problem.runs, 64 * 64
     every = estimate(problem, runs, ONE_DEVICE)
     assert every.state_bytes[0, 2] == 2 * 8 * elements
@@ -136,8 +140,7 @@ def test_each_parameter_has_the_state_that_its_own_optimizer_keeps():
 
 @pytest.mark.parametrize("tied", ["plain", "moments"])
 def test_what_another_stage_updates_is_as_much_as_its_own_optimizer_keeps(tied: str):
-    mixed = {"plain": optax.sgd(1e-3), "moments": optax.adam(1e-3)}
-    problem = tied_problem(optax.multi_transform(mixed, [tied, *["plain", "moments"] * 2]))
+    problem = tied_problem(mixed([tied, *["plain", "moments"] * 2]))
     part = problem.works[0].parts[0]
     shapes = [problem.program.avals[each].shape for each in problem.program.parameters]
     held = [[part], [part]]
