@@ -182,16 +182,19 @@ def test_who_is_interrupted_while_a_checkpoint_is_written_has_it_in_the_end(
 
 
 def test_what_could_not_be_read_ahead_is_read_again():
-    failures = iter([None, OSError("the network is gone")])
+    failures, is_asked = iter([None, OSError("the network is gone")]), threading.Event()
 
     def failing(batch: Any) -> Any:
         if (failure := next(failures, None)) is not None:
+            # What has failed before it is asked for is read again then.
+            is_asked.wait()
             raise failure
         return batch
 
     batch = DATA.batch(0, BATCH)
     reader = BatchReader(Changed(failing), BATCH, batch)
     reader.training(0)(0, BATCH)
+    threading.Timer(0.3, is_asked.set).start()
     with pytest.raises(OSError, match="the network is gone"):
         reader.training(BATCH)(0, BATCH)
     (found,) = reader.training(BATCH)(0, BATCH)
