@@ -28,7 +28,7 @@ class AnnotationRecord(Record):
     subgroups: list[SubgroupRecord]
     hdim: int | Name | list[int]
     sizes: list[int | Name] = pydantic.Field(default=[])
-    ranges: list[list[tuple[int, int]]] = pydantic.Field(default=[])
+    ranges: list[list[list[int]]] = pydantic.Field(default=[])
 
 
 def annotation_record(data: object, source: str) -> AnnotationRecord:
