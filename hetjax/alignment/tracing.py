@@ -171,15 +171,16 @@ def _with_primals(
     found = list(operators)
     for place, derived in backward.items():
         runs = _runs(forward[place])
+        if not runs:
+            continue
         # What comes last, of the first run, may have fewer: what it takes needs no gradient.
-        size = -(-len(derived) // max(1, len(runs)))
+        size = -(-len(derived) // len(runs))
         for position, operator in enumerate(derived):
-            if runs:
-                run = runs[-1 - position // size]
-                named = [each.number for each in run if each.name == operator.name]
-                is_told = len(named) == 1 or (named and operator.name in PRODUCTS)
-                primal = named if is_told else [each.number for each in run]
-                found[operator.number] = replace(operator, primal=tuple(primal))
+            run = runs[-1 - position // size]
+            named = [each.number for each in run if each.name == operator.name]
+            is_told = len(named) == 1 or (named and operator.name in PRODUCTS)
+            primal = named if is_told else [each.number for each in run]
+            found[operator.number] = replace(operator, primal=tuple(primal))
     return found
 
 

@@ -85,11 +85,11 @@ def call_block(block: nnx.Module, *arrays: Any, told: tuple[Hashable, ...] = ())
     Returns:
         What it returns.
     """
+    if not _compat.is_traced(arrays[0]):
+        # Compiled whole, it would round otherwise than its operations do one by one.
+        return block(*arrays, *told)
     graph, state = nnx.split(block)
-    if _compat.is_traced(arrays[0]):
-        return _traced_once(graph, nnx.to_pure_dict(state), arrays, told)
-    # Compiled whole, it would round otherwise than its operations do one by one.
-    return block(*arrays, *told)
+    return _traced_once(graph, nnx.to_pure_dict(state), arrays, told)
 
 
 # What is inlined leaves no call behind: a jaxpr of these blocks can be cut anywhere in them.

@@ -158,12 +158,12 @@ class GPT(nnx.Module):
 
         def call(block: GPTBlock, x: jax.Array, index: int | jax.Array) -> jax.Array:
             nonlocal balance
-            if isinstance(index, int):
+            site = _EMBEDDING_SITE + 1 + _SITES_PER_BLOCK * index
+            if isinstance(site, int):
                 # Without dropout blocks are alike wherever they stand.
-                site = 0 if keys is None else _EMBEDDING_SITE + 1 + _SITES_PER_BLOCK * index
-                x, added = call_block(block, x, keys, told=(site,))
+                x, added = call_block(block, x, keys, told=(0 if keys is None else site,))
             else:
-                x, added = block(x, keys, _EMBEDDING_SITE + 1 + _SITES_PER_BLOCK * index)
+                x, added = block(x, keys, site)
             if added is not None:
                 weighted = config.expert_balance * added
                 balance = weighted if balance is None else balance + weighted

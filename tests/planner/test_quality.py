@@ -30,13 +30,16 @@ def cluster_of(*subclusters: Subcluster) -> Cluster:
     return Cluster("test", subclusters, tuple((a, b, FAR) for a, b in pairs))
 
 
+ANY = planner.PlanOptions()
+
+
 def problem_of(
     cluster: Cluster,
     num_microbatches: int = 8,
     *,
     batch: int = BATCH,
     width: int = 512,
-    options: planner.PlanOptions = planner.PlanOptions(),  # noqa: B008
+    options: planner.PlanOptions = ANY,
 ) -> PlanningProblem:
     def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
         for weight in weights:

@@ -292,10 +292,9 @@ class _TokenWalk:
         if not at:
             raise self._problem(each, "takes them inside a call")
         # The whole step is given it in another order.
-        for other in self.equations:
+        for other in (other for other in self.equations if other.place == each.place):
             used = [p for p, taken in enumerate(other.operands) if taken is operand]
-            orders = {(other, p, dimension) in self.taken for p in used}
-            if other.place == each.place and not all(orders):
+            if not all((other, p, dimension) in self.taken for p in used):
                 raise self._problem(other, "takes them in two orders inside a call")
         return at
 
