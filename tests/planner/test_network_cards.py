@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner import PlanOptions
-from hetjax.planner.costs.crossing_ends import crossing_parts, end_of, joined_link
+from hetjax.planner.costs.crossing_ends import (
+    crossing_parts,
+    end_of,
+    joined_link,
+    transfer_link,
+)
 from hetjax.planner.costs.network_cards import (
     PipelineTimes,
     with_cards_of_all,
@@ -92,6 +97,37 @@ def test_two_hosts_share_nothing():
     cluster = switch(1.0, 1.0)
     times = times_of(cluster, CHAIN[:2], 3.0, [2.0])
     assert with_shared_cards(times, cluster, CHAIN[:2]) == times
+
+
+def nodes_of(*counts: int) -> tuple[Cluster, list[SubMesh]]:
+    """Stages of several nodes each, of one device, one after the other."""
+    link = Link(1e9, 0.5)
+    cluster = Cluster("nodes", (Subcluster("all", KIND, sum(counts), 1, INSIDE, link),))
+    starts = [sum(counts[:stage]) for stage in range(len(counts))]
+    return cluster, [
+        SubMesh("all", *each) for each in zip(starts, [(n, 1) for n in counts], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("counts", "seconds"), [((2, 2), 2.5), ((4, 2), 2.5), ((1, 4), 4.5)])
+def test_nodes_send_their_parts_side_by_side(counts: tuple[int, int], seconds: float):
+    cluster, (sender, receiver) = nodes_of(*counts)
+    for there in (
+        transfer_link(cluster, sender, receiver),
+        transfer_link(cluster, receiver, sender),
+    ):
+        assert there.seconds(4e9) == pytest.approx(seconds)
+
+
+def test_each_card_of_several_nodes_carries_its_part():
+    """Two transfers of 2 s meet at the middle stage, whichever nodes that has."""
+    cluster, stages = nodes_of(2, 2, 2)
+    links = [transfer_link(cluster, a, b) for a, b in itertools.pairwise(stages)]
+    moving = [link.seconds(4e9) for link in links]
+    times = StepTimes([3.0] * 3, [5.0] * 3, moving, moving)
+    found = with_shared_cards(times, cluster, stages)
+    # Of a pace of 8 s the other one fills each card for 2.
+    assert found.sends == pytest.approx([0.5 + 2 / (1 - 2 / 8)] * 2)
 
 
 def test_a_card_that_is_never_idle_gives_each_transfer_all_of_the_pace():

@@ -15,7 +15,8 @@ import numpy as np
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
-from hetjax.planner.costs.network_cards import card_bandwidth, is_in_one_node
+from hetjax.planner.costs.crossing_ends import is_in_one_node
+from hetjax.planner.costs.network_cards import card_bandwidth
 from hetjax.planner.plan.stage_plan import Member
 from hetjax.planner.work.context_items import ComputedRun, Item, Moved
 from hetjax.planner.work.context_walk import Shares

@@ -83,7 +83,7 @@ def crossing_parts(cluster: Cluster, sender: End, receiver: End) -> tuple[Crossi
         sender = tuple((submesh, 1 / len(sender)) for submesh, _ in sender)
     if _is_whole(receiver):
         return tuple(
-            CrossingPart(a, b, mine, cluster.link_between(a, b))
+            CrossingPart(a, b, mine, transfer_link(cluster, a, b))
             for a, mine in sender
             for b, _ in receiver
         )
@@ -94,10 +94,54 @@ def crossing_parts(cluster: Cluster, sender: End, receiver: End) -> tuple[Crossi
         for b, theirs in receiver:
             share = min(begin + mine, start + theirs) - max(begin, start)
             if share > 1e-9:
-                found.append(CrossingPart(a, b, share, cluster.link_between(a, b)))
+                found.append(CrossingPart(a, b, share, transfer_link(cluster, a, b)))
             start += theirs
         begin += mine
     return tuple(found)
+
+
+def transfer_link(cluster: Cluster, sender: SubMesh, receiver: SubMesh) -> Link:
+    """The link over which one submesh sends a microbatch's values to another one.
+
+    Nodes divide the examples of a microbatch among them, so that each sends its part, and those of
+    all go side by side.
+
+    Args:
+        cluster: the devices.
+        sender: who has the values.
+        receiver: who shall have them.
+
+    Returns:
+        Between nodes, as many links at once as both have network cards in all their nodes.
+
+    Example:
+        >>> from hetjax.mesh import Subcluster, kind
+        >>> near, far = Link(25e9, 1e-5), Link(1e9, 1e-4)
+        >>> cluster = Cluster("four", (Subcluster("all", kind("T4"), 4, 8, near, far),))
+        >>> first, last = SubMesh("all", 0, (2, 8)), SubMesh("all", 16, (2, 8))
+        >>> transfer_link(cluster, first, last).bandwidth
+        2000000000.0
+    """
+    if is_in_one_node(cluster, sender, receiver):
+        return cluster.link_between(sender, receiver)
+    link = cluster.link(sender.subcluster, receiver.subcluster)
+    cards = min(len(cluster.cards(each)) for each in (sender, receiver))
+    return Link(cards * link.bandwidth, link.latency)
+
+
+def is_in_one_node(cluster: Cluster, a: SubMesh, b: SubMesh) -> bool:
+    """Whether two submeshes have the same nodes, so that no network card is between them.
+
+    Args:
+        cluster: the cluster.
+        a: a submesh.
+        b: another.
+    """
+    return a.subcluster == b.subcluster and _nodes(cluster, a) == _nodes(cluster, b)
+
+
+def _nodes(cluster: Cluster, submesh: SubMesh) -> set[int]:
+    return {node for node, _ in cluster.devices(submesh)}
 
 
 def joined_link(parts: Sequence[CrossingPart]) -> Link:

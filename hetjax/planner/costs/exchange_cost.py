@@ -15,7 +15,8 @@ from hetjax.mesh.links import Link
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.holders import Holders
-from hetjax.planner.costs.network_cards import Card, is_in_one_node
+from hetjax.planner.costs.crossing_ends import is_in_one_node
+from hetjax.planner.costs.network_cards import Card
 
 _Traffic = Mapping[tuple[int, int], int]
 """Bytes that stages give each other, all at once, by who gives and who takes them."""

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.costs.crossing_ends import CrossingPart, End, crossing_parts, joined_link
+from hetjax.planner.costs.crossing_ends import (
+    CrossingPart,
+    End,
+    crossing_parts,
+    joined_link,
+    transfer_link,
+)
 
 Card = tuple[str, int, int, str]
 """A direction of a network card: subcluster, node, its number there, and "out" or "in"."""
@@ -192,7 +198,7 @@ def _parts(cluster: Cluster, a: End, b: End) -> tuple[CrossingPart, ...]:
     """What goes from whom to whom; mostly there is one."""
     if len(a) == len(b) == 1:
         (sender, share), (receiver, _) = a[0], b[0]
-        return (CrossingPart(sender, receiver, share, cluster.link_between(sender, receiver)),)
+        return (CrossingPart(sender, receiver, share, transfer_link(cluster, sender, receiver)),)
     return crossing_parts(cluster, a, b)
 
 
@@ -212,25 +218,9 @@ def _transfer(
         # The link's bandwidth times the seconds is the whole transfer, of which this is a share.
         moved = carried if len(parts) == 1 else carried * part.share
         for way, submesh, cards in ends:
-            share = moved * link.bandwidth / card_bandwidth(cluster, submesh)
-            share *= submesh.shape[0] / len(cards)
+            share = moved * link.bandwidth / card_bandwidth(cluster, submesh) / len(cards)
             filled.update({(submesh.subcluster, *card, way): share for card in cards})
     return _Transfer(seconds, carried, dict(filled), lane)
-
-
-def is_in_one_node(cluster: Cluster, a: SubMesh, b: SubMesh) -> bool:
-    """Whether two submeshes have the same nodes, so that no network card is between them.
-
-    Args:
-        cluster: the cluster.
-        a: a submesh.
-        b: another.
-    """
-    return a.subcluster == b.subcluster and _nodes(cluster, a) == _nodes(cluster, b)
-
-
-def _nodes(cluster: Cluster, submesh: SubMesh) -> set[int]:
-    return {node for node, _ in cluster.devices(submesh)}
 
 
 def card_bandwidth(cluster: Cluster, submesh: SubMesh) -> float:

@@ -15,9 +15,9 @@ from hetjax.pipeline.stages.holders import Holders
 from hetjax.pipeline.timeline.simulate import warm_up_ends
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import estimate
-from hetjax.planner.costs.crossing_ends import End
+from hetjax.planner.costs.crossing_ends import End, is_in_one_node, transfer_link
 from hetjax.planner.costs.exchange_cost import ExchangedBytes, exchange_seconds
-from hetjax.planner.costs.network_cards import is_in_one_node, with_shared_cards
+from hetjax.planner.costs.network_cards import with_shared_cards
 from hetjax.planner.costs.union_cost import UnionExecution, estimate_union
 from hetjax.planner.harp.candidate_plans import candidate_ends, slice_of
 from hetjax.planner.harp.fixed_pace import Place
@@ -71,7 +71,6 @@ class CandidateClock:
         self._table, self._cluster, self._lost = table, cluster, lost
         self._estimate_in, self._tied = estimate, tied
         self._estimates: dict[_Way, StageSeconds] = {}
-        self._has_cards = any(part.num_cards > 1 for part in cluster.subclusters)
 
     @classmethod
     def of(cls, problem: PlanningProblem, runs: Runs, table: StageTable) -> CandidateClock:
@@ -151,15 +150,18 @@ class CandidateClock:
         return with_shared_cards(times, self._cluster, stages)
 
     def _slowness(self, a: End, b: End) -> _Slowness | None:
-        """What stages without all network cards of their nodes make of the table's transfers."""
+        """What the nodes of two stages and their network cards make of the table's transfers.
+
+        The table knows of two whole nodes. Of stages on several submeshes it knows more than that.
+        """
         submeshes = [submesh for end in (a, b) for submesh, _ in end]
-        if not self._has_cards or len(submeshes) > 2:
+        if len(submeshes) > 2:
             return None
         sender, receiver = submeshes
         if is_in_one_node(self._cluster, sender, receiver):
             return None
         whole = self._cluster.node_link(sender.subcluster, receiver.subcluster)
-        own = self._cluster.link_between(sender, receiver)
+        own = transfer_link(self._cluster, sender, receiver)
         return whole.latency, whole.bandwidth / own.bandwidth
 
     def _stage_seconds(self, place: Place, option: int) -> tuple[float, float, float]:
@@ -190,11 +192,11 @@ class CandidateClock:
 
 
 _Slowness = tuple[float, float]
-"""The latency of a link, and how many times as long its bytes take over fewer cards."""
+"""The latency of a link, and how many times as long its bytes take as between two whole nodes."""
 
 
 def _slowed(seconds: float, by: _Slowness | None) -> float:
-    """What a transfer takes over fewer network cards."""
+    """What a transfer takes over other network cards than those of two nodes."""
     if by is None or not seconds:
         return seconds
     latency, times = by
