@@ -9,7 +9,8 @@ from random import Random
 from hetjax import HSharding, Subgroup
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster
 from hetjax.sharding import DUPLICATE, PARTIAL, Network
-from hetjax.sharding.annotation.annotation import HDim, spec_from
+from hetjax.sharding.annotation.annotation import HDim
+from hetjax.sharding.annotation.subgroup import spec_from
 
 FAST, SLOW = Link(bandwidth=300e9, latency=1e-6), Link(bandwidth=1.25e9, latency=2e-5)
 

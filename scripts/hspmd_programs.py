@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from hetjax import HSharding, InputError, Subgroup, reshard
 from hetjax.runtime import AnnotatedFunction
 from hetjax.sharding import DUPLICATE, deduce
-from hetjax.sharding.annotation.annotation import axes_of, spec_from
+from hetjax.sharding.annotation.subgroup import axes_of, spec_from
 from hetjax.sharding.deduction.annotated_program import union_of
 from hetjax.sharding.resolution.resolve import moved_elements
 

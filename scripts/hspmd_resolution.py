@@ -11,8 +11,8 @@ from hspmd_layouts import network_of, random_annotation, random_groups
 
 from hetjax import HSharding, Subgroup
 from hetjax.sharding import Network, Shard, resolve
-from hetjax.sharding.annotation.annotation import Summand
 from hetjax.sharding.annotation.bounds import contains, finest_slices, volume
+from hetjax.sharding.annotation.subgroup import Summand
 from hetjax.sharding.resolution.steps import Resolution
 
 ITEMSIZE = 4

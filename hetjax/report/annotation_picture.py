@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from hetjax.errors import InputError
 from hetjax.files import replacing
-from hetjax.sharding.annotation.annotation import HSharding, Shard
+from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.bounds import contains, finest_slices
+from hetjax.sharding.annotation.subgroup import Shard
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,6 +1,6 @@
 """HSPMD annotations: how arrays lie on unions of unlike meshes, and what follows from that."""
 
-from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding, Shard, Subgroup
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding
 from hetjax.sharding.annotation.bounds import overlap
 from hetjax.sharding.annotation.rules import (
     DATA,
@@ -11,6 +11,7 @@ from hetjax.sharding.annotation.rules import (
     parameter_spec,
     state_spec,
 )
+from hetjax.sharding.annotation.subgroup import Shard, Subgroup
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Mend, Move
 from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.signatures import rules_table

@@ -15,7 +15,7 @@ from hetjax.models import LlamaConfig, language_model
 from hetjax.planner import PlanningProblem, make_problem, solve
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.table_making import execution_options, listed_runs
-from hetjax.planner.work.layer_runs import unlike_runs
+from hetjax.planner.work.alike_runs import unlike_runs
 from hetjax.planner.work.repeating_layers import runs_by_repetition
 
 LINK = Link(25e9, 1e-5)

@@ -23,8 +23,9 @@ from hetjax.planner.harp.table_making import execution_options
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
+from hetjax.planner.work.alike_runs import alike_layers
 from hetjax.planner.work.execution import Execution, offloaded_bytes
-from hetjax.planner.work.layer_runs import alike_layers, all_runs, one_run
+from hetjax.planner.work.layer_runs import all_runs, one_run
 from hetjax.planner.work.rates import TASK_SECONDS, ring_seconds, transfer_seconds
 from hetjax.planner.work.repeating_layers import Repetition
 

@@ -30,8 +30,9 @@ from hetjax.planner import Member, PipelinePlan, Plan, Shares, StagePlan
 from hetjax.planner.work.member_moves import MemberMoves, member_moves
 from hetjax.planner.work.rates import TASK_SECONDS
 from hetjax.planner.work.stage_work import inputs_of, measure
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
 from hetjax.sharding.annotation.rules import REDUCTION_GROUPS
+from hetjax.sharding.annotation.subgroup import Subgroup
 
 EXAMPLES = 16
 MEMBERS = tuple(Subgroup((place,), (), PartitionSpec()) for place in range(2))

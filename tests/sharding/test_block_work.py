@@ -11,7 +11,7 @@ import pytest
 from hetjax.sharding.attention.mask import Mask, TokenSpan
 from hetjax.sharding.context.attention_blocks import ATTEND, ATTEND_BACKWARD, Block
 from hetjax.sharding.context.block_work import block_bytes
-from hetjax.sharding.deduction.signature_rules import BlockLabel
+from hetjax.sharding.deduction.own_primitive_rules import BlockLabel
 
 HEADS, SIZE, BATCH = 8, 16, 2
 EACH, BY_FOURS, UNLIKE = (

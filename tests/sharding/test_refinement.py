@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from hetjax.errors import InputError
 from hetjax.sharding import DUPLICATE, PARTIAL, HSharding, Subgroup
-from hetjax.sharding.annotation.annotation import axes_of
+from hetjax.sharding.annotation.subgroup import axes_of
 from hetjax.sharding.deduction.annotated_program import union_of
 from hetjax.sharding.deduction.refinement import refined_together
 

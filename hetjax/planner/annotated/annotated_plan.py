@@ -32,7 +32,8 @@ from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.options import DEFAULTS, PlanOptions
 from hetjax.planner.problem.problem import trace_microbatch
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.annotation.symbol_numbers import numbers_of
 from hetjax.sharding.deduction.annotated_program import Union, union_of
 from hetjax.sharding.resolution.pipelines import find_pipelines

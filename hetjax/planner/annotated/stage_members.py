@@ -15,8 +15,9 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.planner.plan.member_annotations import Wider, on_members, restricted, union_of_members
 from hetjax.planner.plan.module_shares import Share
 from hetjax.planner.plan.stage_plan import Member, Shares, Spec, StagePlan
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup, axes_of, entries_of
+from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.rules import DATA, MESH_AXES
+from hetjax.sharding.annotation.subgroup import Subgroup, axes_of, entries_of
 from hetjax.sharding.deduction.annotated_program import Union
 from hetjax.sharding.deduction.refinement import layout_of, spec_over
 

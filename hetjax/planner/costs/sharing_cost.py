@@ -11,7 +11,7 @@ from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
 from hetjax.planner.costs.exchange_cost import ExchangedBytes, exchange_seconds
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.work.execution import Execution, state_division
-from hetjax.planner.work.layer_runs import part_kind
+from hetjax.planner.work.part_kinds import part_kind
 from hetjax.planner.work.stage_work import part_shape
 
 

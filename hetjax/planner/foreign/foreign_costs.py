@@ -27,9 +27,9 @@ from hetjax.planner.harp.table_making import (
     submesh_shapes,
 )
 from hetjax.planner.problem.options import PlanOptions
+from hetjax.planner.work.alike_runs import sums_of_runs
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.execution import Execution
-from hetjax.planner.work.layer_runs import sums_of_runs
 from hetjax.planner.work.profile import Way
 from hetjax.planner.work.rates import (
     TASK_SECONDS,

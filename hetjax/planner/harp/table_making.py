@@ -18,9 +18,10 @@ from hetjax.planner.harp.slice_questions import SliceQuestion
 from hetjax.planner.harp.stage_options import StageOption, best_options, fitting
 from hetjax.planner.harp.stage_table import Slice, StageTable, Transfers
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.alike_runs import alike_layers
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.execution import Execution
-from hetjax.planner.work.layer_runs import Runs, alike_layers
+from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import collective_link, transfer_seconds
 from hetjax.planner.work.repeating_layers import (
     LayerRun,

@@ -23,7 +23,7 @@ from hetjax.planner.intra_op.kept_values import kept_values
 from hetjax.planner.intra_op.operations import Operations
 from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.execution import state_bytes
-from hetjax.planner.work.layer_runs import part_kind
+from hetjax.planner.work.part_kinds import part_kind
 from hetjax.planner.work.rates import TRAFFIC_SHARE, data_axis_link
 from hetjax.planner.work.stage_work import part_shape
 from hetjax.sharding.annotation.rules import DATA, TENSOR, state_spec

@@ -5,8 +5,9 @@ from __future__ import annotations
 from jax.sharding import PartitionSpec
 
 from hetjax.planner.plan.plan import Plan
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.rules import DATA, MESH_AXES
+from hetjax.sharding.annotation.subgroup import Subgroup
 
 
 def activation_annotations(plan: Plan) -> tuple[HSharding, ...]:

@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
 from hetjax.planner.plan.stage_plan import Member
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
 from hetjax.sharding.annotation.rules import MESH_AXES
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.annotation.symbol_numbers import numbers_of
 from hetjax.sharding.deduction.annotated_program import Union
 from hetjax.sharding.deduction.refinement import layout_of, written_over

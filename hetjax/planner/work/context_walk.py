@@ -23,7 +23,8 @@ from hetjax.pipeline.program.work_classes import Work, attention_classes, is_pro
 from hetjax.pipeline.stages.traced_stage import TracedStage
 from hetjax.planner.work.example_shares import WalkedEquation, WalkedValue
 from hetjax.planner.work.trace_walk import TraceWalk
-from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.context.block_work import block_bytes, block_work, is_block
 from hetjax.sharding.deduction.annotated_program import Taken
 from hetjax.sharding.deduction.reshard import Resharding

@@ -21,7 +21,8 @@ from hetjax.pipeline.update.state_groups import STATE_GROUPS
 from hetjax.planner.plan.parameter_names import told_of
 from hetjax.planner.plan.stage_plan import Offloaded, Spec
 from hetjax.planner.work.arrays import FloatArray
-from hetjax.planner.work.layer_runs import PartKind, Runs
+from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.part_kinds import PartKind
 from hetjax.planner.work.profile import Way
 from hetjax.planner.work.rates import data_axis_link
 from hetjax.planner.work.repeating_layers import Repetition

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,51 +14,12 @@ from numpy.typing import NDArray
 from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.planner.work.alike_runs import largest_of_runs, sums_of_runs, unlike_runs
 from hetjax.planner.work.arrays import FloatArray, IntArray
+from hetjax.planner.work.part_kinds import PartKind, part_kind
 from hetjax.planner.work.stage_work import Work, part_shape
 
 Found = TypeVar("Found")
-
-
-class PartKind(NamedTuple):
-    """What a parameter part is to a step.
-
-    Args:
-        shape: its shape and dtype.
-        has_gradient: whether its gradient is computed.
-        is_updated: whether it is updated, and has a part of the optimizer's state.
-        state_share: how many times as much of that an element of it has as one of all parameters.
-    """
-
-    shape: jax.ShapeDtypeStruct
-    has_gradient: bool = True
-    is_updated: bool = True
-    state_share: float = 1.0
-
-    def state_bytes(self, optimizer_bytes: float) -> int:
-        """Bytes of its part of the optimizer's state.
-
-        Args:
-            optimizer_bytes: of the state, for each element of all parameters that are updated.
-        """
-        elements = math.prod(self.shape.shape) * self.is_updated
-        return round(elements * optimizer_bytes * self.state_share)
-
-
-def part_kind(shape: jax.ShapeDtypeStruct, leaf: int, frozen: FrozenLeaves) -> PartKind:
-    """What a part of a leaf is to a step.
-
-    Args:
-        shape: the part's shape and dtype.
-        leaf: the place of the leaf.
-        frozen: which leaves have no gradient, which no update, and which more state than others.
-    """
-    return PartKind(
-        shape,
-        leaf not in frozen.without_gradient,
-        leaf not in frozen.without_update,
-        frozen.state_shares[leaf] if frozen.state_shares else 1.0,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -447,113 +406,3 @@ def _again_share(work: Work) -> float:
     if work.forward.matmul_flops:
         return work.recompute.matmul_flops / work.forward.matmul_flops
     return work.recompute.bytes / max(work.forward.bytes, 1.0)
-
-
-def alike_layers(
-    program: Program, works: Sequence[Work], figures: Sequence[FloatArray] = ()
-) -> IntArray:
-    """Which layers are alike in their work, and in the kinds of parameters that are theirs alone.
-
-    Args:
-        program: the traced loss function.
-        works: the work of each of L layers.
-        figures: what else there is to tell them apart, each one number a layer.
-
-    Returns:
-        A number for each kind of layer, ``[L + 1]``; the end is of a kind of its own.
-    """
-    users = Counter(part for work in works for part in set(work.parts))
-
-    def held(part: ParameterPart) -> Hashable:
-        if users[part] > 1:
-            return part
-        kind = part_kind(part_shape(program, part), part.leaf, program.frozen)
-        return kind.shape.shape, kind.shape.dtype, *kind[1:]
-
-    places: dict[Hashable, int] = {}
-    kinds = []
-    for layer, work in enumerate(works):
-        rest = tuple(getattr(work, each.name) for each in fields(work) if each.name != "parts")
-        parts = tuple(sorted(Counter(map(held, work.parts)).items(), key=repr))
-        told = tuple(float(each[layer]) for each in figures)
-        kinds.append(places.setdefault((rest, parts, told), len(places)))
-    return np.array([*kinds, len(places)])
-
-
-def unlike_runs(kinds: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """The runs of layers that differ: of other kinds of layers, or with another layer behind them.
-
-    Args:
-        kinds: of the layers, ``[L + 1]``; layers of one number are alike. The last one stands for
-            what is behind all layers.
-
-    Returns:
-        The first layer of each run and the one after its last, of equal ones those of the first;
-        before all of them the run without a layer. And ``[L + 1, L + 1]``: the place among these of
-        layers i to j - 1.
-
-    Example:
-        >>> firsts, ends, places = unlike_runs(np.array([0, 1, 1, 2]))
-        >>> list(zip(firsts.tolist(), ends.tolist()))
-        [(0, 0), (0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)]
-        >>> firsts, ends, places = unlike_runs(np.array([0, 1, 1, 1]))
-        >>> list(zip(firsts.tolist(), ends.tolist()))
-        [(0, 0), (0, 1), (1, 2), (0, 2), (1, 3), (0, 3)]
-        >>> int(places[1, 2]), int(places[2, 3])
-        (2, 2)
-    """
-    size = len(kinds)
-    _, alone = np.unique(kinds, return_inverse=True)
-    # What a pipeline's first stage does is its own.
-    alone = np.concatenate([[size], alone[1:]])
-    places = np.zeros((size, size), dtype=np.int32)
-    firsts, ends = [np.array([0])], [np.array([0])]
-    count, of_run = 1, np.zeros(size, dtype=int)
-    for length in range(1, size):
-        first = np.arange(size - length)
-        same = of_run[: size - length] * (size + 1) + alone[length - 1 : size - 1]
-        _, of_run = np.unique(same, return_inverse=True)
-        _, found, run = np.unique(
-            of_run * (size + 1) + alone[length:], return_index=True, return_inverse=True
-        )
-        # By their first layers.
-        order = np.argsort(found)
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order))
-        places[first, first + length] = count + rank[run]
-        firsts.append(found[order])
-        ends.append(found[order] + length)
-        count += len(found)
-    return np.concatenate(firsts), np.concatenate(ends), places
-
-
-def sums_of_runs(values: Sequence[float] | FloatArray) -> FloatArray:
-    """The sum over each contiguous run.
-
-    Args:
-        values: one a layer.
-
-    Returns:
-        ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1.
-    """
-    before = np.concatenate([[0.0], np.cumsum(values)])
-    return before[None, :] - before[:, None]
-
-
-def largest_of_runs(values: Sequence[float] | FloatArray) -> FloatArray:
-    """The largest in each contiguous run.
-
-    Args:
-        values: one a layer, none negative.
-
-    Returns:
-        ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1; 0 where there are none.
-
-    Example:
-        >>> largest_of_runs([3.0, 1.0])[0].tolist()
-        [0.0, 3.0, 3.0]
-    """
-    count = len(values)
-    square = np.zeros((count + 1, count + 1))
-    square[:-1, 1:] = np.maximum.accumulate(np.triu(np.tile(values, (count, 1))), axis=1)
-    return square

@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 
 from hetjax.pipeline.layers.structural_layers import LayeredSection
+from hetjax.planner.work.alike_runs import sums_of_runs
 from hetjax.planner.work.arrays import FloatArray, IntArray
-from hetjax.planner.work.layer_runs import Runs, sums_of_runs
+from hetjax.planner.work.layer_runs import Runs
 
 Repetition = Literal["nothing", "half", "layers", "stage"]
 """What a stage makes again: nothing; half of its repeatable layers, or all of them, each right

@@ -21,8 +21,9 @@ from hetjax.pipeline.program.traced_program import Step, num_bytes
 from hetjax.pipeline.stages.traced_stage import TracedStage
 from hetjax.planner.work.example_shares import WalkedEquation, WalkedValue
 from hetjax.planner.work.trace_walk import TraceWalk
-from hetjax.sharding.annotation.annotation import PARTIAL, axes_of, entries_of
+from hetjax.sharding.annotation.annotation import PARTIAL
 from hetjax.sharding.annotation.rules import TENSOR
+from hetjax.sharding.annotation.subgroup import axes_of, entries_of
 from hetjax.sharding.context.block_work import is_block
 from hetjax.sharding.context.ring_attention import HEADS
 from hetjax.sharding.deduction.reshard import Resharding

@@ -14,7 +14,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from hetjax.runtime.compilation.compiling import Argument, donated_places
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.evaluation import evaluate_program, resharded
 

@@ -17,7 +17,7 @@ from hetjax.runtime.instructions.member_instructions import (
     arguments_of,
     segment_name,
 )
-from hetjax.sharding.annotation.annotation import Subgroup
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, shape_on, union_of
 from hetjax.sharding.deduction.evaluation import evaluate_node
 from hetjax.sharding.deduction.specialize import Segment

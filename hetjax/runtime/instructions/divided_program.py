@@ -16,8 +16,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 from hetjax.errors import InputError
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.bounds import extent
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.deduction.annotated_program import (
     AnnotatedProgram,
     Move,

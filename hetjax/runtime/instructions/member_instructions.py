@@ -22,7 +22,7 @@ from hetjax.runtime.instructions.instruction import (
     Send,
     Tag,
 )
-from hetjax.sharding.annotation.annotation import Subgroup
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.deduction.specialize import Segment
 
 DividedPrograms = Mapping[str, DividedProgram]

@@ -23,7 +23,7 @@ from hetjax.planner.plan.parameter_names import is_told, told_of
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.plan.update_weights import update_weights
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of, entries_of
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
 from hetjax.sharding.annotation.rules import (
     DATA,
     TENSOR,
@@ -33,6 +33,7 @@ from hetjax.sharding.annotation.rules import (
     parameter_spec,
     state_spec,
 )
+from hetjax.sharding.annotation.subgroup import axes_of, entries_of
 
 SpecRule = Callable[[tuple[int, ...], tuple[int, int]], PartitionSpec]
 """From the shape of what a member has, and its logical mesh, to how the member divides it."""

@@ -20,7 +20,8 @@ from hetjax.runtime.instructions.member_instructions import MemberPart, move_tag
 from hetjax.runtime.moves.local_move import LocalMove, LocalMoves
 from hetjax.runtime.moves.union_array import HArray, mesh_of
 from hetjax.runtime.workers.instruction_run import InstructionRun
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Move, union_of
 from hetjax.sharding.deduction.evaluation import evaluate_node
 from hetjax.sharding.deduction.specialize import Segment, SpecializedProgram, known_everywhere

@@ -29,8 +29,8 @@ from hetjax.runtime.compilation.partitioners import MeshPartitioner
 from hetjax.runtime.compilation.task_programs import TaskPrograms
 from hetjax.runtime.compilation.yardstick import Yardstick
 from hetjax.runtime.instructions.stage_annotator import partial_sums
-from hetjax.sharding.annotation.annotation import axes_of
 from hetjax.sharding.annotation.rules import DATA, MESH_AXES, example_spec, parameter_spec
+from hetjax.sharding.annotation.subgroup import axes_of
 
 _REPETITIONS = (3, 14)
 """A pass is repeated at least and at most so often."""

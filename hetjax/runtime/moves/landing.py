@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hetjax.runtime.compilation.compiled_stage import Compiled
 from hetjax.runtime.moves.crossing_arrays import CrossingArray
 from hetjax.runtime.moves.peers import Peer
-from hetjax.sharding.annotation.annotation import axes_of
 from hetjax.sharding.annotation.bounds import extent
+from hetjax.sharding.annotation.subgroup import axes_of
 from hetjax.sharding.resolution.crossing import Gathering
 
 

@@ -12,7 +12,8 @@ from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.moves.crossing_arrays import CrossingArray
 from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd, landed
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink
 

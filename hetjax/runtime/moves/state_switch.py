@@ -18,7 +18,8 @@ from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
-from hetjax.sharding.annotation.annotation import HSharding, Shard
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.subgroup import Shard
 from hetjax.sharding.resolution.switch_transfers import MovedArray
 
 HeldLeaf = tuple[ParameterPart, HSharding]

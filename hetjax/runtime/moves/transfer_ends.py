@@ -25,8 +25,8 @@ from hetjax.runtime.moves.end_programs import (
 )
 from hetjax.runtime.moves.landing import Landing, gatherer
 from hetjax.runtime.moves.peers import Peer
-from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import Bounds, volume
+from hetjax.sharding.annotation.subgroup import Shard
 from hetjax.sharding.resolution.steps import SentPiece
 
 Place = Sharding | jax.Device

@@ -14,7 +14,8 @@ from jaxtyping import Num
 from hetjax import _compat
 from hetjax.errors import InputError, shown
 from hetjax.runtime.moves.local_move import LocalMove
-from hetjax.sharding.annotation.annotation import HSharding, Shard, Subgroup
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.subgroup import Shard, Subgroup
 from hetjax.sharding.deduction.reshard import checked_annotations
 from hetjax.sharding.deduction.reshard import reshard as traced_reshard
 from hetjax.sharding.resolution.network import Network

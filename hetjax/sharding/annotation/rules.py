@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from jax.sharding import PartitionSpec
 
-from hetjax.sharding.annotation.annotation import axes_of
+from hetjax.sharding.annotation.subgroup import axes_of
 
 DATA, TENSOR = "data", "tensor"
 MESH_AXES = (DATA, TENSOR)

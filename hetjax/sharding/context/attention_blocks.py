@@ -21,7 +21,7 @@ from hetjax.sharding.attention.mask import Mask, Spans, Tokens, TokenSpan
 from hetjax.sharding.attention.primitive import by_platform
 from hetjax.sharding.attention.tile_views import accumulator
 from hetjax.sharding.context.positions import places_of
-from hetjax.sharding.deduction.signature_rules import BlockLabel
+from hetjax.sharding.deduction.own_primitive_rules import BlockLabel
 
 
 @dataclass(frozen=True)

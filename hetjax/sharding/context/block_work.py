@@ -11,7 +11,7 @@ from hetjax.sharding.attention.mask import Mask
 from hetjax.sharding.attention.tiles import LARGEST, tiling
 from hetjax.sharding.attention.work import AttentionWork, attended_avals, tiles_bytes, tiles_work
 from hetjax.sharding.context.attention_blocks import ATTEND, ATTEND_BACKWARD, Block
-from hetjax.sharding.deduction.signature_rules import BlockLabel
+from hetjax.sharding.deduction.own_primitive_rules import BlockLabel
 
 
 def is_block(equation: _compat.JaxprEqn) -> bool:

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.rules import TENSOR
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.attention.block_backward import delta_of
 from hetjax.sharding.attention.equation import AttentionEquation
 from hetjax.sharding.attention.mask import Mask, Spans

@@ -15,14 +15,9 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import (
-    DUPLICATE,
-    PARTIAL,
-    HSharding,
-    Subgroup,
-    entries_of,
-)
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding
 from hetjax.sharding.annotation.bounds import extent
+from hetjax.sharding.annotation.subgroup import Subgroup, entries_of
 from hetjax.sharding.deduction.signature import Signature
 from hetjax.sharding.resolution.resolve import moved_elements
 

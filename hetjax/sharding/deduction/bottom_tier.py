@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import axes_of, entries_of, spec_from
+from hetjax.sharding.annotation.subgroup import axes_of, entries_of, spec_from
+from hetjax.sharding.deduction.own_primitive_rules import attention_block_inside_rule
 from hetjax.sharding.deduction.signature import Label, Labels, Signature
-from hetjax.sharding.deduction.signature_rules import attention_block_inside_rule
 
 _TILED = frozenset(
     {

@@ -11,7 +11,8 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.deduction.annotated_program import (
     AnnotatedProgram,
     Compute,

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of, entries_of
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
+from hetjax.sharding.annotation.subgroup import axes_of, entries_of
 from hetjax.sharding.deduction.annotated_program import (
     Addition,
     AnnotatedProgram,

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 import jax
 
-from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding, entries_of
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding
 from hetjax.sharding.annotation.bounds import even_ends
+from hetjax.sharding.annotation.subgroup import entries_of
 from hetjax.sharding.deduction.annotated_program import (
     Addition,
     AnnotatedProgram,

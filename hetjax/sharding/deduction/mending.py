@@ -14,18 +14,9 @@ from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from hetjax.sharding.annotation.annotation import (
-    DUPLICATE,
-    PARTIAL,
-    HDim,
-    HSharding,
-    Shard,
-    Subgroup,
-    axes_of,
-    entries_of,
-    spec_from,
-)
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HDim, HSharding
 from hetjax.sharding.annotation.bounds import overlap, volume
+from hetjax.sharding.annotation.subgroup import Shard, Subgroup, axes_of, entries_of, spec_from
 from hetjax.sharding.deduction.annotated_program import Union, union_of
 from hetjax.sharding.deduction.bottom_tier import OperandError
 from hetjax.sharding.deduction.computing import Annotations, anchor

@@ -14,17 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from jax.sharding import PartitionSpec
 
 from hetjax.errors import InputError
-from hetjax.sharding.annotation.annotation import (
-    DUPLICATE,
-    PARTIAL,
-    HDim,
-    HSharding,
-    Shard,
-    Subgroup,
-    Summand,
-    spec_from,
-)
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HDim, HSharding
 from hetjax.sharding.annotation.bounds import Bounds, extent
+from hetjax.sharding.annotation.subgroup import Shard, Subgroup, Summand, spec_from
 from hetjax.sharding.deduction.annotated_program import Union, union_of
 
 Shape = tuple[int, ...]

@@ -101,3 +101,33 @@ def shapes_of(variables: Sequence[Any]) -> list[tuple[int, ...]]:
 def dtypes_of(variables: Sequence[Any]) -> list[Any]:
     """The types of the elements of variables of a jaxpr."""
     return [variable.aval.dtype for variable in variables]
+
+
+def unlabelled(shape: Sequence[int]) -> list[Label | None]:
+    """Labels of an array none of whose dimensions may be divided.
+
+    Args:
+        shape: its shape.
+    """
+    return [None] * len(shape)
+
+
+def numbered(rank: int, first: int = 0) -> Labels:
+    """Labels of an array whose dimensions are all independent.
+
+    Args:
+        rank: how many dimensions it has.
+        first: the label of its first one.
+    """
+    return tuple(Label(first + dimension) for dimension in range(rank))
+
+
+def with_value(values: Sequence[int], place: int, value: int) -> tuple[int, ...]:
+    """Some values with another one in a place.
+
+    Args:
+        values: the values.
+        place: of the one that changes.
+        value: what it becomes.
+    """
+    return (*values[:place], value, *values[place + 1 :])

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hetjax import _compat
+from hetjax.sharding.deduction import indexing_rules as indexing
+from hetjax.sharding.deduction import own_primitive_rules as own_rules
 from hetjax.sharding.deduction import signature_rules as rules
 from hetjax.sharding.deduction.region import REGION
 from hetjax.sharding.deduction.signature import Rule, Signature
@@ -147,22 +149,22 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         ("attention",),
-        rules.attention_rule,
+        own_rules.attention_rule,
         "examples, heads in whole groups, and queries; not keys",
     ),
     Family(
         ("attention_backward",),
-        rules.attention_backward_rule,
+        own_rules.attention_backward_rule,
         "examples, heads in whole groups; over queries the gradients of keys and values are "
         "partial sums, over keys those of queries",
         "the cotangent",
     ),
     Family(
-        ("linear_cross_entropy",), rules.linear_cross_entropy_rule, "tokens; not the vocabulary"
+        ("linear_cross_entropy",), own_rules.linear_cross_entropy_rule, "tokens; not the vocabulary"
     ),
     Family(
         ("linear_cross_entropy_backward",),
-        rules.linear_cross_entropy_rule,
+        own_rules.linear_cross_entropy_rule,
         "tokens; over them the gradient of the weights is a partial sum",
         "the cotangent",
     ),
@@ -176,47 +178,47 @@ FAMILIES: tuple[Family, ...] = (
     Family(("stack",), rules.stack_rule, "dimensions of the operands", "all operands together"),
     Family(("unstack",), rules.unstack_rule, "dimensions of the results", "the operand"),
     Family(("fft",), rules.fft_rule, "dimensions that are not transformed", "the operand"),
-    Family(("pad",), rules.pad_rule, "dimensions that keep their size", "the operand"),
-    Family(("slice",), rules.slice_rule, "dimensions that are taken whole", "the operand"),
+    Family(("pad",), indexing.pad_rule, "dimensions that keep their size", "the operand"),
+    Family(("slice",), indexing.slice_rule, "dimensions that are taken whole", "the operand"),
     Family(
         ("dynamic_slice",),
-        rules.dynamic_slice_rule,
+        indexing.dynamic_slice_rule,
         "dimensions that are taken whole",
         "the operand",
     ),
     Family(
         ("dynamic_update_slice",),
-        rules.dynamic_update_slice_rule,
+        indexing.dynamic_update_slice_rule,
         "dimensions that are replaced whole",
         "the operand and the update together",
     ),
     Family(
         ("gather",),
-        rules.gather_rule,
+        indexing.gather_rule,
         "dimensions of the indices, and of the operand those that are taken whole",
         "the operand, unless what is out of bounds is filled with a value",
     ),
     Family(
         ("scatter-add", "scatter-sub"),
-        rules.scatter_add_rule,
+        indexing.scatter_add_rule,
         "as a gather; over dimensions of the indices the result is a partial sum",
         "the operand, which counts once, and the updates together",
     ),
     Family(
         ("scatter",),
-        rules.scatter_rule,
+        indexing.scatter_rule,
         "dimensions of the operand that are replaced whole",
         "the operand and the updates together, where indices are told to be unique",
     ),
     Family(
         ("scatter-mul",),
-        rules.scatter_rule,
+        indexing.scatter_rule,
         "dimensions of the operand that are scaled whole",
         "the operand",
     ),
     Family(
         ("scatter-max", "scatter-min"),
-        rules.scatter_rule,
+        indexing.scatter_rule,
         "dimensions of the operand that are compared whole",
     ),
     Family(
@@ -232,7 +234,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         ("attention_block", "attention_block_backward"),
-        rules.attention_block_rule,
+        own_rules.attention_block_rule,
         "tokens and heads of queries, and of keys, in ranges that each member is told",
     ),
     Family(("random_bits",), rules.random_bits_rule, "dimensions of the keys"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetjax.sharding.annotation.annotation import Subgroup
+from hetjax.sharding.annotation.subgroup import Subgroup
 from hetjax.sharding.deduction.annotated_program import (
     AnnotatedProgram,
     Compute,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from hetjax.sharding.annotation.annotation import entries_of
+from hetjax.sharding.annotation.subgroup import entries_of
 from hetjax.sharding.deduction.bottom_tier import spec_of
 
 

@@ -10,16 +10,9 @@ from dataclasses import dataclass, field, replace
 from jax.sharding import PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import (
-    DUPLICATE,
-    PARTIAL,
-    HDim,
-    HSharding,
-    Subgroup,
-    axes_of,
-    spec_from,
-)
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HDim, HSharding
 from hetjax.sharding.annotation.bounds import Bounds, extent
+from hetjax.sharding.annotation.subgroup import Subgroup, axes_of, spec_from
 from hetjax.sharding.deduction.annotated_program import Compute, Taken, Union, union_of
 from hetjax.sharding.deduction.bottom_tier import OperandError
 from hetjax.sharding.deduction.signature import Label, Labels, Signature, shapes_of

@@ -14,8 +14,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hetjax.sharding.annotation.annotation import HSharding, Shard, Summand
+from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.bounds import Bounds, contains, even_ends, overlap, volume
+from hetjax.sharding.annotation.subgroup import Shard, Summand
 from hetjax.sharding.resolution.exchange import exchange
 from hetjax.sharding.resolution.senders import BestLink, Shares
 from hetjax.sharding.resolution.steps import Combination

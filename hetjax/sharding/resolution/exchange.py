@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetjax.errors import InputError
-from hetjax.sharding.annotation.annotation import Shard, Summand
 from hetjax.sharding.annotation.bounds import (
     Bounds,
     contains,
@@ -20,6 +19,7 @@ from hetjax.sharding.annotation.bounds import (
     finest_slices,
     volume,
 )
+from hetjax.sharding.annotation.subgroup import Shard, Summand
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink, Senders
 from hetjax.sharding.resolution.steps import Combination, Phase

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetjax.errors import InputError
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Shard, Subgroup, Summand
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
 from hetjax.sharding.annotation.bounds import contains, volume
+from hetjax.sharding.annotation.subgroup import Shard, Subgroup, Summand
 from hetjax.sharding.resolution.exchange import exchange
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink

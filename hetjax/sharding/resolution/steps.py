@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import Bounds, volume
+from hetjax.sharding.annotation.subgroup import Shard
 
 KINDS = {
     "identity": "every device has already what it shall have",

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import volume
+from hetjax.sharding.annotation.subgroup import Shard
 from hetjax.sharding.resolution.steps import SentPiece
 from hetjax.sharding.resolution.switch_transfers import Messages, MovedArray, SwitchPlan
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from hetjax.errors import InputError, unknown_name
-from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import volume
+from hetjax.sharding.annotation.subgroup import Shard
 from hetjax.sharding.resolution.balanced_senders import BalancedSenders
 from hetjax.sharding.resolution.exchange import exchange
 from hetjax.sharding.resolution.network import Network
