@@ -60,6 +60,7 @@ class HSharding:
     Source: Hetu v2, section 3.2.
 
     Example:
+        >>> from jax.sharding import PartitionSpec
         >>> two = Subgroup((0, 1), (("tensor", 2),), PartitionSpec(None, "tensor"))
         >>> one = Subgroup((2,), (), PartitionSpec())
         >>> annotation = HSharding((two, one), hdim=0, sizes=(6, 2))
@@ -275,6 +276,7 @@ class HSharding:
         """The annotation as plain values.
 
         Example:
+            >>> from jax.sharding import PartitionSpec
             >>> annotation = HSharding((Subgroup((3,), (), PartitionSpec()),))
             >>> HSharding.from_json_dict(annotation.to_json_dict()) == annotation
             True
