@@ -93,8 +93,28 @@ def test_how_clusters_divide():
     }
     three = cluster_of(*(part(name, 1e12, 1, 1) for name in "abc"))
     assert len(starts(three, 3)) == 4 + 3
-    many = cluster_of(*(part(name, 1e12, 1, 1) for name in "abcde"))
-    assert starts(many, 5) == {"a0:1x1 | b0:1x1 | c0:1x1 | d0:1x1 | e0:1x1"}
+
+
+def test_many_subclusters_are_divided_by_kind_by_speed_and_alike():
+    speeds = {"a": 1e12, "b": 5e11, "c": 9e11, "d": 2e11, "e": 6e11}
+    many = cluster_of(*(part(name, speed, 1, 1) for name, speed in speeds.items()))
+    alone = {name: f"{name}0:1x1" for name in speeds}
+    assert starts(many, 2) == {
+        f"{alone['a']} {alone['b']} {alone['d']} | {alone['c']} {alone['e']}",
+        f"{alone['a']} | {alone['c']}",
+    }
+    assert " | ".join(alone[name] for name in "abce") in starts(many, 4)
+    assert " | ".join(alone.values()) in starts(many, 5)
+    cards = zip("abcde", ("fast", "slow", "fast", "slow", "fast"), strict=True)
+    alike = cluster_of(*(replace(part(kind, 1e12, 1, 1), name=name) for name, kind in cards))
+    assert "a0:1x1 c0:1x1 e0:1x1 | b0:1x1 d0:1x1" in starts(alike, 2)
+
+
+def test_a_subcluster_more_makes_no_plan_slower():
+    parts = [part(name, 1e12, 1, 1) for name in "abcdef"]
+    times = [best_on(problem_of(cluster_of(*parts[:count]))) for count in (4, 5, 6)]
+    four, five, six = (found[0] for found in times if found is not None)
+    assert six <= five <= four
 
 
 CLUSTERS = [

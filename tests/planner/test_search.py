@@ -261,6 +261,25 @@ def test_limits_on_stages_and_a_fixed_order_are_kept(seed, stages, order):
         assert stages[0] <= len(candidate.places) <= (stages[1] or 4)
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    order=st.permutations(range(4)).map(tuple),
+    schedule=st.sampled_from(WARM_UP_SCHEDULES),
+)
+def test_a_fixed_order_leaves_out_any_subclusters(seed, order, schedule):
+    table = random_table(
+        seed,
+        num_layers=4,
+        nodes=((1, 1), (1, 2), (1, 1), (1, 1)),
+        num_microbatches=4,
+        order=order,
+        schedule=schedule,
+    )
+    found = search(table)
+    best = latency_by_trying_everything(table)
+    assert (found[0].latency if found else np.inf) == pytest.approx(best, rel=1e-9)
+
+
 @given(seed=st.integers(0, 2**32), schedule=st.sampled_from(WARM_UP_SCHEDULES))
 def test_what_is_not_wanted_is_not_found(seed, schedule):
     table = random_table(

@@ -163,7 +163,7 @@ def test_devices_that_are_lost_leave_no_unions():
     assert not found.plan.has_unions
 
 
-@pytest.mark.parametrize(("count", "ways"), [(1, 0), (2, 1), (3, 4), (4, 14), (5, 1)])
+@pytest.mark.parametrize(("count", "ways"), [(1, 0), (2, 1), (3, 4), (4, 14), (5, 4)])
 def test_every_way_to_join_subclusters(count: int, ways: int):
     cluster = cluster_of(*((f"part{place}", FAST, 2) for place in range(count)))
     assert len(list(joinings(cluster))) == ways

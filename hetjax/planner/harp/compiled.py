@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hetjax.planner.harp.stage_table import StageTable
+from hetjax.planner.harp.subcluster_sets import num_sets
 
 WORTH = 10_000
 """With so many ways to put a stage before others, compiled loops save more than it takes to load
@@ -36,9 +37,10 @@ def is_worth_compiling(table: StageTable) -> bool:
     Args:
         table: what stages and transfers cost.
     """
-    unions = 1 << sum(nodes > 0 for nodes, _ in table.nodes) >> 1
+    count = sum(nodes > 0 for nodes, _ in table.nodes)
+    of_one = num_sets(count, table.order) // max(count, 1)
     worth = WORTH // _LOADED if _KERNELS in sys.modules else WORTH
-    return unions * table.num_extensions >= worth and _has_numba()
+    return of_one * table.num_extensions >= worth and _has_numba()
 
 
 @functools.cache

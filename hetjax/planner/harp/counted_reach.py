@@ -15,6 +15,12 @@ import numpy as np
 
 from hetjax.planner.harp.compiled import is_worth_compiling
 from hetjax.planner.harp.stage_table import StageTable
+from hetjax.planner.harp.subcluster_sets import (
+    may_be_last,
+    sets_and_firsts,
+    sets_before,
+    sets_behind,
+)
 from hetjax.planner.work.arrays import IntArray
 
 _NONE = -(1 << 20)
@@ -70,11 +76,10 @@ class CountedReach:
         self._chains = {place: self._chains_of(place) for place in self._places}
         self._before: dict[tuple[int, int], IntArray] = {}
         self.behind: dict[tuple[int, int], IntArray] = {}
-        for used in range(1, 1 << len(table.nodes)):
-            for place in self._members(used):
-                nearest = self._nearest_behind(used & ~(1 << place), place)
-                if nearest is not None:
-                    self.behind[used, place] = self._with_stages_before(place, nearest)
+        for used, place in sets_and_firsts(len(table.nodes), table.order):
+            nearest = self._nearest_behind(used, place) if place in self._chains else None
+            if nearest is not None:
+                self.behind[used, place] = self._with_stages_before(place, nearest)
 
     @functools.cached_property
     def least_count(self) -> int | None:
@@ -99,16 +104,13 @@ class CountedReach:
         key = others, place
         if key not in self._before:
             left = [
-                self.before(others & ~(1 << other), other)[-1]
-                for other in self._members(others)
-                if self._are_joined(other, place)
+                self.before(earlier, other)[-1]
+                for earlier, other in sets_before(others, place, self._table.order)
+                if other in self._chains and self._are_joined(other, place)
             ]
             nearest = np.max(left, axis=0) if left else np.zeros(self._last + 1, dtype=int)
             self._before[key] = self._with_stages_behind(place, nearest)
         return self._before[key]
-
-    def _members(self, used: int) -> list[int]:
-        return [place for place in self._places if used >> place & 1]
 
     def _are_joined(self, a: int, b: int) -> bool:
         """Whether some boundary can be crossed from one subcluster to another in time."""
@@ -116,13 +118,14 @@ class CountedReach:
 
     def _nearest_behind(self, used: int, place: int) -> IntArray | None:
         """The most layers behind all stages of a subcluster, by the warm-up count there."""
-        if not used:
-            return np.zeros(self._last + 1, dtype=int)
+        order = self._table.order
         every = [
-            self.behind[used, other][-1]
-            for other in self._members(used)
-            if (used, other) in self.behind and self._are_joined(place, other)
+            self.behind[others, other][-1]
+            for others, other in sets_behind(used, place, order)
+            if (others, other) in self.behind and self._are_joined(place, other)
         ]
+        if may_be_last(used, place, order):
+            every.append(np.zeros(self._last + 1, dtype=int))
         return np.max(every, axis=0) if every else None
 
     def _chains_of(self, place: int) -> _Chains:

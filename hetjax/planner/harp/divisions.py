@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.groupings import set_partitions
+from hetjax.planner.harp.many_subclusters import Grouping, fastest_first, few_groupings
 from hetjax.planner.harp.table_making import ALL_ORDERS_UP_TO
 
 _PIECES = 6
@@ -37,17 +38,21 @@ ClusterPart = tuple[SubclusterPart, ...]
 """What one pipeline gets of a cluster."""
 
 
-def divisions(cluster: Cluster, most: int) -> Iterator[tuple[ClusterPart, ...]]:
+def divisions(
+    cluster: Cluster, most: int, dtype: str = "float32"
+) -> Iterator[tuple[ClusterPart, ...]]:
     """The ways to divide a cluster among several pipelines.
 
     All subclusters or some of them are put into groups in every way (where there are many: all in
-    one group, or each alone), and each group is cut into parts: of its nodes, or of the devices of
-    a node that is alone in its subcluster. Parts are equal or, in whole numbers of thirds to
-    sixths, unlike, where no other group is cut; of several subclusters a part has the same share.
+    one group, those of a kind in one, groups that compute alike much, or the fastest ones alone),
+    and each group is cut into parts: of its nodes, or of the devices of a node that is alone in its
+    subcluster. Parts are equal or, in whole numbers of thirds to sixths, unlike, where no other
+    group is cut; of several subclusters a part has the same share.
 
     Args:
         cluster: the cluster.
         most: how many pipelines there are at most.
+        dtype: the dtype whose rate tells which devices are fast.
 
     Yields:
         The parts that pipelines get, two or more.
@@ -60,7 +65,7 @@ def divisions(cluster: Cluster, most: int) -> Iterator[tuple[ClusterPart, ...]]:
         ...     print([(taken.start, taken.nodes) for part in parts for taken in part])
         [(0, 1), (4, 1)]
     """
-    for groups in _groupings(range(len(cluster.subclusters))):
+    for groups in _groupings(cluster, most, dtype):
         choices = [
             [cut for cut in _cuts(most) if _divides(cluster, group, cut)] for group in groups
         ]
@@ -78,15 +83,19 @@ def devices_of(part: ClusterPart) -> dict[str, int]:
     return {taken.subcluster: taken.nodes * taken.devices_per_node for taken in part}
 
 
-def _groupings(places: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _groupings(cluster: Cluster, most: int, dtype: str) -> Iterator[Grouping]:
     """The ways to put subclusters into groups."""
+    places = tuple(range(len(cluster.subclusters)))
     if len(places) <= ALL_ORDERS_UP_TO:
         for count in range(len(places), 0, -1):
             for chosen in itertools.combinations(places, count):
                 yield from set_partitions(chosen)
-    else:
-        yield (tuple(places),)
-        yield tuple((place,) for place in places)
+        return
+    yield (places,)
+    yield from few_groupings(cluster, dtype, most)
+    fastest = fastest_first(cluster, dtype)
+    for count in range(1, min(most, len(places)) + 1):
+        yield tuple((place,) for place in sorted(fastest[:count]))
 
 
 Cut = tuple[int, ...]

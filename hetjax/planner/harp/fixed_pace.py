@@ -17,6 +17,12 @@ from hetjax.planner.harp.counted_reach import CountedReach
 from hetjax.planner.harp.fast_stages import Band, BeginningsByDevices, Suffixes, least_of
 from hetjax.planner.harp.reach import most_layers
 from hetjax.planner.harp.stage_table import StageTable, Transfers
+from hetjax.planner.harp.subcluster_sets import (
+    may_be_last,
+    members,
+    sets_and_firsts,
+    sets_behind,
+)
 from hetjax.planner.work.arrays import FloatArray, IntArray
 
 TOLERANCE = 0.1
@@ -251,15 +257,13 @@ class FixedPace:
         return BoundaryCosts(seconds, np.array(extra)[which])
 
     def _fill(self) -> None:
-        for used in range(1, 1 << len(self.table.nodes)):
-            for subcluster in _members(used):
-                if self._may_lead(used, subcluster):
-                    self._fill_before(used, subcluster)
+        for used, subcluster in sets_and_firsts(len(self.table.nodes), self.table.order):
+            self._fill_before(used, subcluster)
 
     def _fill_before(self, used: int, subcluster: int) -> None:
         """The suffixes over some subclusters that begin with one of them."""
         others = [int(each[-1]) for each in self._layers]
-        inside = sum(others[each] for each in _members(used)) - others[subcluster]
+        inside = sum(others[each] for each in members(used)) - others[subcluster]
         outside = sum(others) - inside - others[subcluster]
         mine, layers = self._layers[subcluster], self.table.num_layers
         lows = np.maximum(layers - inside - mine, 0)
@@ -330,13 +334,6 @@ class FixedPace:
             np.maximum(lows, self.table.num_layers - held), np.minimum(highs, left)
         )
 
-    def _may_lead(self, used: int, subcluster: int) -> bool:
-        """Whether a pipeline over these subclusters may begin with this one."""
-        order = self.table.order
-        return order is None or min(order.index(each) for each in _members(used)) == order.index(
-            subcluster
-        )
-
     def _extensions(self, head: Head) -> Iterator[tuple[int, int, Suffixes]]:
         """The slices that a suffix may begin with, the devices behind, and the rest there."""
         used, subcluster, consumed = head
@@ -362,18 +359,18 @@ class FixedPace:
         return least_of(every).shrunk() if every else None
 
     def _outside(self, used: int, subcluster: int) -> Suffixes | None:
-        """The best of all in other subclusters that may lie behind a stage of this one."""
-        others = used & ~(1 << subcluster)
-        if not others:
-            nothing = np.full((self.num_stage_rows, 1, 1), np.inf)
-            nothing[0] = 0.0
-            return Suffixes(self.table.num_layers, 0, nothing)
+        """The best of all outside of this subcluster that may lie behind a stage of it."""
+        order = self.table.order
         every = [
             self._moved(behind, self._move(subcluster, other))
-            for other in _members(others)
+            for others, other in sets_behind(used, subcluster, order)
             for behind in [self._anywhere(others, other)]
             if behind is not None
         ]
+        if may_be_last(used, subcluster, order):
+            nothing = np.full((self.num_stage_rows, 1, 1), np.inf)
+            nothing[0] = 0.0
+            every.append(Suffixes(self.table.num_layers, 0, nothing))
         return least_of(every) if every else None
 
     def _anywhere(self, used: int, subcluster: int) -> Suffixes | None:
@@ -407,8 +404,7 @@ class FixedPace:
         yield from self._near_sources(start)
         used, subcluster, _ = start
         if self._may_leave(start):
-            others = used & ~(1 << subcluster)
-            for other in _members(others):
+            for others, other in sets_behind(used, subcluster, self.table.order):
                 yield self._move(subcluster, other), self._every_head(others, other)
 
     def _may_leave(self, start: Head) -> bool:
@@ -502,11 +498,6 @@ class FixedPace:
                     for s in stage_rows:
                         for n in map(int, rows):
                             yield float(move.seconds[layer]), (head, s, n)
-
-
-def _members(used: int) -> list[int]:
-    """The places of the bits that are set."""
-    return [place for place in range(used.bit_length()) if used >> place & 1]
 
 
 def _placed(

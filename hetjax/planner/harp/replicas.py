@@ -60,7 +60,7 @@ def several_pipelines(
     least = first.options.min_stages
     large = (
         parts
-        for parts in divisions(first.cluster, most)
+        for parts in divisions(first.cluster, most, first.dtype)
         if all(sum(devices_of(part).values()) >= least for part in parts)
     )
     floors = ((_floor(problems, parts), parts) for parts in large)

@@ -10,13 +10,14 @@ search for all pipelines, with subclusters joined in every way; see
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.planner.costs.pass_cost import least_seconds
 from hetjax.planner.costs.union_cost import estimate_union, union_execution
 from hetjax.planner.harp.candidate_plans import candidate_plan, pipeline_plan
+from hetjax.planner.harp.many_subclusters import fastest_first
 from hetjax.planner.harp.member_shares import best_shares
 from hetjax.planner.harp.replicas import Timed
 from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS, first_look, simulated_search
@@ -88,14 +89,22 @@ def one_union_stage(problem: PlanningProblem, runs: Runs, planner: str) -> Timed
 
 def _whole_stages(problem: PlanningProblem) -> Iterator[StagePlan]:
     """Stages of all layers on all devices of several subclusters, without their shares."""
-    names = [subcluster.name for subcluster in problem.cluster.subclusters]
-    least = 2 if len(names) <= ALL_ORDERS_UP_TO else len(names)
     again = (False, True) if problem.options.allow_recompute else (False,)
-    for count in range(least, len(names) + 1):
-        for chosen in itertools.combinations(names, count):
-            members = _whole_members(joined(problem.cluster, chosen))
-            for recompute in again:
-                yield StagePlan((0, problem.num_layers), members, recompute=recompute)
+    for chosen in _several_of(problem):
+        members = _whole_members(joined(problem.cluster, chosen))
+        for recompute in again:
+            yield StagePlan((0, problem.num_layers), members, recompute=recompute)
+
+
+def _several_of(problem: PlanningProblem) -> Iterator[Sequence[str]]:
+    """Names of several subclusters: all choices, or where there are many, of the fastest ones."""
+    names = [subcluster.name for subcluster in problem.cluster.subclusters]
+    fastest = fastest_first(problem.cluster, problem.dtype)
+    for count in range(2, len(names) + 1):
+        if len(names) <= ALL_ORDERS_UP_TO:
+            yield from itertools.combinations(names, count)
+        else:
+            yield [names[place] for place in sorted(fastest[:count])]
 
 
 def _whole_members(of: JoinedSubcluster) -> tuple[Member, ...]:
@@ -128,7 +137,7 @@ def pipelines_of_unions(
     least = problem.num_microbatches * least_seconds(problem, devices)
     best: Timed | None = None
     slices_of = UnionSlices(problem, runs)
-    for join in joinings(problem.cluster):
+    for join in joinings(problem.cluster, problem.dtype):
         if least >= below * _WORTH:
             break
         table = joined_table(slices_of, plain, join)

@@ -28,6 +28,7 @@ from hetjax.planner.costs.union_cost import (
     union_execution,
 )
 from hetjax.planner.costs.update_cost import update_seconds
+from hetjax.planner.harp.many_subclusters import MOST_GROUPS, few_groupings
 from hetjax.planner.harp.member_shares import MemberRate, best_shares
 from hetjax.planner.harp.stage_options import StageOption, live_limits
 from hetjax.planner.harp.stage_table import PartOfJoined, Slice, StageTable
@@ -105,15 +106,20 @@ def joined(cluster: Cluster, names: Sequence[str]) -> JoinedSubcluster:
     return JoinedSubcluster(tuple(parts), nodes, devices)
 
 
-def joinings(cluster: Cluster) -> Iterator[tuple[JoinedSubcluster, ...]]:
-    """The ways to join subclusters, some or all of them; where there are many: all of them.
+def joinings(cluster: Cluster, dtype: str = "float32") -> Iterator[tuple[JoinedSubcluster, ...]]:
+    """The ways to join subclusters, some or all of them.
+
+    Where there are many: all of them, those of a kind, or into groups that compute alike much.
 
     Args:
         cluster: the cluster.
+        dtype: the dtype whose rate tells how much subclusters compute.
     """
     names = [subcluster.name for subcluster in cluster.subclusters]
     if len(names) > ALL_ORDERS_UP_TO:
         yield (joined(cluster, names),)
+        for places in few_groupings(cluster, dtype, MOST_GROUPS):
+            yield tuple(joined(cluster, [names[place] for place in group]) for group in places)
         return
     for groups in set_partitions(names):
         if len(groups) < len(names):
