@@ -101,6 +101,8 @@ def test_many_subclusters_are_divided_by_kind_by_speed_and_alike():
     alone = {name: f"{name}0:1x1" for name in speeds}
     assert starts(many, 2) == {
         f"{alone['a']} {alone['b']} {alone['d']} | {alone['c']} {alone['e']}",
+        f"{alone['a']} {alone['b']} | {alone['c']} {alone['e']}",
+        f"{alone['a']} | {alone['c']} {alone['e']}",
         f"{alone['a']} | {alone['c']}",
     }
     assert " | ".join(alone[name] for name in "abce") in starts(many, 4)

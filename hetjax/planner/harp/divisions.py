@@ -44,10 +44,10 @@ def divisions(
     """The ways to divide a cluster among several pipelines.
 
     All subclusters or some of them are put into groups in every way (where there are many: all in
-    one group, those of a kind in one, groups that compute alike much, or the fastest ones alone),
-    and each group is cut into parts: of its nodes, or of the devices of a node that is alone in its
-    subcluster. Parts are equal or, in whole numbers of thirds to sixths, unlike, where no other
-    group is cut; of several subclusters a part has the same share.
+    one group; by kind or into groups that compute alike much, also without the slowest ones; or the
+    fastest ones alone), and each group is cut into parts: of its nodes, or of the devices of a node
+    that is alone in its subcluster. Parts are equal or, in whole numbers of thirds to sixths,
+    unlike, where no other group is cut; of several subclusters a part has the same share.
 
     Args:
         cluster: the cluster.

@@ -25,7 +25,9 @@ def fastest_first(cluster: Cluster, dtype: str) -> list[int]:
 
 
 def few_groupings(cluster: Cluster, dtype: str, most: int) -> Iterator[Grouping]:
-    """Some ways to put all subclusters into several groups: by kind, or that compute alike much.
+    """Some ways to put subclusters into several groups: by kind, or that compute alike much.
+
+    All subclusters are, or all but those that compute least.
 
     Args:
         cluster: the cluster.
@@ -43,22 +45,30 @@ def few_groupings(cluster: Cluster, dtype: str, most: int) -> Iterator[Grouping]
         >>> pairs = [(a, b, link) for a in names for b in names if a < b]
         >>> cluster = Cluster("six", tuple(parts), tuple(pairs))
         >>> list(few_groupings(cluster, "float32", 2))
-        [((0, 2, 4, 5), (1, 3)), ((0, 1, 4), (2, 3, 5))]
+        [((0, 2, 4, 5), (1, 3)), ((0, 1, 4), (2, 3, 5)), ((1,), (3,))]
     """
-    by_kind: dict[str, list[int]] = {}
-    for place, subcluster in enumerate(cluster.subclusters):
-        by_kind.setdefault(subcluster.kind.name, []).append(place)
-    found = [tuple(map(tuple, by_kind.values()))] if 1 < len(by_kind) <= most else []
-    last = min(most, len(cluster.subclusters))
-    found += [_balanced(cluster, dtype, count) for count in range(2, last + 1)]
+    rates, fastest = _rates(cluster, dtype), fastest_first(cluster, dtype)
+    found: list[Grouping] = []
+    for slowest in sorted(set(rates)):
+        places = [place for place in fastest if rates[place] >= slowest]
+        by_kind = _by_kind(cluster, places)
+        found += [by_kind] if 1 < len(by_kind) <= most else []
+        last = min(most, len(places))
+        found += [_balanced(rates, places, count) for count in range(2, last + 1)]
     yield from dict.fromkeys(found)
 
 
-def _balanced(cluster: Cluster, dtype: str, count: int) -> Grouping:
+def _by_kind(cluster: Cluster, places: Sequence[int]) -> Grouping:
+    groups: dict[str, list[int]] = {}
+    for place in sorted(places):
+        groups.setdefault(cluster.subclusters[place].kind.name, []).append(place)
+    return tuple(map(tuple, groups.values()))
+
+
+def _balanced(rates: Sequence[float], places: Sequence[int], count: int) -> Grouping:
     """So many groups, each subcluster in that which has least, the fastest ones first."""
-    rates = _rates(cluster, dtype)
     groups: list[list[int]] = [[] for _ in range(count)]
-    for place in fastest_first(cluster, dtype):
+    for place in places:
         least = min(groups, key=lambda group: sum(rates[each] for each in group))
         least.append(place)
     return tuple(sorted(tuple(sorted(group)) for group in groups))
