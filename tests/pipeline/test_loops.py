@@ -117,6 +117,27 @@ def test_a_penalty_of_the_whole_stack_is_of_each_row_alone():
     assert "concatenate" not in [step.name for step in program.steps]
 
 
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("extremum", [jnp.max, jnp.min])
+def test_equal_extrema_of_a_stack_share_its_gradient(
+    extremum: Callable[..., jax.Array], axis: int | None
+):
+    def loss(parameters: Any, x: jax.Array) -> jax.Array:
+        return scanned(parameters, x) + jnp.sum(extremum(parameters["bias"], axis=axis) ** 2)
+
+    ones = STACKED | {"bias": np.ones_like(STACKED["bias"])}
+    program = trace(loss, ones, X)
+
+    def total(leaves: Any) -> jax.Array:
+        known = dict(zip((*program.parameters, *program.batch), (*leaves, X), strict=True))
+        return evaluate_steps(program.steps, known, [program.total])[0] / EXAMPLES
+
+    found = jax.grad(total)(program.leaves.split(jax.tree.leaves(ones)))
+    expected = program.leaves.split(jax.tree.leaves(jax.grad(loss)(ones, X)))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
 def over_time(parameters: Any, x: jax.Array) -> jax.Array:
     """A recurrent network: a loop over what the batch gives, with the same weights each time."""
     weights = parameters["w"][0]

@@ -13,7 +13,12 @@ from dataclasses import replace
 
 from hetjax import _compat
 from hetjax.pipeline.program.costs import is_heavy
-from hetjax.pipeline.program.row_steps import StepsByRows, picked_rows, row_function
+from hetjax.pipeline.program.row_steps import (
+    JOINS_WITH_DERIVATIVES,
+    StepsByRows,
+    picked_rows,
+    row_function,
+)
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves, whole_leaves
 from hetjax.pipeline.program.traced_program import (
     FlatJaxpr,
@@ -52,7 +57,7 @@ def with_open_loops(flat: FlatJaxpr, num_parameters: int) -> tuple[FlatJaxpr, St
     stacked = _stacked(flat, leaves)
     if not stacked:
         return flat, whole_leaves(num_parameters)
-    made = StepsByRows(flat)
+    made = StepsByRows(flat, JOINS_WITH_DERIVATIVES)
     inputs: list[int] = []
     for value in flat.inputs:
         inputs += made.give(value) if value in stacked else [value]
@@ -90,7 +95,7 @@ def _stacked(flat: FlatJaxpr, leaves: Collection[int]) -> set[int]:
         if _may_open(step):
             found.update(*(forms.get(v, ()) for v in _over(step) if isinstance(v, int)))
             continue
-        by_rows = row_function(step, flat.avals, counts)
+        by_rows = row_function(step, flat.avals, counts, JOINS_WITH_DERIVATIVES)
         keeps = by_rows is not None and by_rows.join is None
         if keeps or picked_rows(step, flat.avals, counts) is not None:
             (output,) = step.outputs

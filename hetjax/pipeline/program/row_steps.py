@@ -36,14 +36,23 @@ ELEMENTWISE = frozenset(
 )
 """Work on each element alone, whatever the shape."""
 
-JOINS: Mapping[str, Callable[[Any, Any], Any]] = {
+Joins = Mapping[str, Callable[[Any, Any], Any]]
+"""Reductions, and what joins those of some rows with those of others."""
+
+JOINS: Joins = {
     "reduce_sum": jnp.add,
     "reduce_max": jnp.maximum,
     "reduce_min": jnp.minimum,
     "reduce_and": jnp.logical_and,
     "reduce_or": jnp.logical_or,
 }
-"""Reductions, and what joins those of some rows with those of others."""
+"""Those of programs that are not differentiated any more."""
+
+JOINS_WITH_DERIVATIVES: Joins = {
+    name: join for name, join in JOINS.items() if name not in ("reduce_max", "reduce_min")
+}
+"""Those of losses: an extremum shares its gradient equally among all elements that have it, where a
+chain of extrema of two would halve it at each."""
 
 
 class RowFunction(NamedTuple):
@@ -59,7 +68,10 @@ class RowFunction(NamedTuple):
 
 
 def row_function(
-    step: Step, avals: Sequence[jax.ShapeDtypeStruct], in_rows: Mapping[int, int]
+    step: Step,
+    avals: Sequence[jax.ShapeDtypeStruct],
+    in_rows: Mapping[int, int],
+    joins: Joins = JOINS,
 ) -> RowFunction | None:
     """What a step does to one row of values that come in rows.
 
@@ -67,6 +79,7 @@ def row_function(
         step: the step.
         avals: shapes of the values.
         in_rows: the values that come in rows, and how many.
+        joins: the reductions over rows that are done for some rows first.
 
     Returns:
         The function; None where the step mixes rows, or reads none.
@@ -82,9 +95,12 @@ def row_function(
         same = all(_goes_with(shape_of(operand, avals), made) for operand in step.inputs)
         return RowFunction(functools.partial(_bound, equation, {})) if keeps and same else None
     if name in JOINS:
+        over_rows = 0 in params["axes"]
+        if over_rows and name not in joins:
+            return None
         axes = tuple(axis - 1 for axis in params["axes"] if axis)
         of_row = functools.partial(_bound, equation, {"axes": axes}) if axes else _as_it_is
-        return RowFunction(of_row, JOINS[name] if 0 in params["axes"] else None)
+        return RowFunction(of_row, joins[name] if over_rows else None)
     changed = _changed(name, params, made) if keeps else None
     return None if changed is None else RowFunction(functools.partial(_bound, equation, changed))
 
@@ -148,9 +164,11 @@ class StepsByRows:
 
     Args:
         flat: where the steps are from; values that do not come in rows keep their numbers.
+        joins: the reductions over rows that are done for some rows first.
     """
 
-    def __init__(self, flat: FlatJaxpr):
+    def __init__(self, flat: FlatJaxpr, joins: Joins = JOINS):
+        self.joins = joins
         self.values = Values(flat.avals)
         self.steps: list[Step] = []
         self.counts: dict[int, int] = {}
@@ -183,7 +201,7 @@ class StepsByRows:
 
     def add(self, step: Step) -> None:
         """Add a step: by rows where it can be computed so."""
-        found = row_function(step, self.values.avals, self.counts)
+        found = row_function(step, self.values.avals, self.counts, self.joins)
         if found is not None:
             self._add_by_rows(step, found)
             return
