@@ -93,6 +93,12 @@ def with_mixed_rows(parameters: Any, x: jax.Array) -> jax.Array:
     return scanned(parameters, x) * jnp.mean(jnp.cumsum(parameters["bias"], axis=0))
 
 
+def with_bits(parameters: Any, x: jax.Array) -> jax.Array:
+    whole = (100 * parameters["bias"]).astype(jnp.int32)
+    common, any_of = (reduce(whole, (0,)) for reduce in (jax.lax.reduce_and, jax.lax.reduce_or))
+    return scanned(parameters, x) * jnp.mean((common + any_of).astype(x.dtype))
+
+
 def with_outputs(parameters: Any, x: jax.Array) -> jax.Array:
     def body(x: jax.Array, row: Any) -> tuple[jax.Array, Any]:
         x = block(x, row[0]) * row[1]
@@ -103,7 +109,7 @@ def with_outputs(parameters: Any, x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    "loss", [with_casts, with_penalty, with_slices, with_mixed_rows, with_outputs]
+    "loss", [with_casts, with_penalty, with_slices, with_mixed_rows, with_bits, with_outputs]
 )
 def test_what_else_reads_rows_computes_the_same(loss: Callable[..., Any]):
     program = trace(loss, STACKED, X)

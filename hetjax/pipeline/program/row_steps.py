@@ -43,8 +43,8 @@ JOINS: Joins = {
     "reduce_sum": jnp.add,
     "reduce_max": jnp.maximum,
     "reduce_min": jnp.minimum,
-    "reduce_and": jnp.logical_and,
-    "reduce_or": jnp.logical_or,
+    "reduce_and": jnp.bitwise_and,
+    "reduce_or": jnp.bitwise_or,
 }
 """Those of programs that are not differentiated any more."""
 
