@@ -89,6 +89,20 @@ def with_slices(parameters: Any, x: jax.Array) -> jax.Array:
     return scanned(first, x) + scanned(rest, block(x, jax.tree.map(lambda leaf: leaf[1], rest)))
 
 
+def with_empty_slices(parameters: Any, x: jax.Array) -> jax.Array:
+    def body(x: jax.Array, row: Any) -> tuple[jax.Array, jax.Array]:
+        return block(x, row), jnp.mean(x)
+
+    frozen, all_of = (
+        jax.tree.map(lambda leaf, part=part: leaf[part] * 2, parameters)
+        for part in (slice(0), slice(0, None))
+    )
+    x, none = jax.lax.scan(body, x, frozen)
+    x, means = jax.lax.scan(body, x, all_of)
+    x, last = jax.lax.scan(body, x, jax.tree.map(lambda leaf: leaf[BLOCKS:], parameters))
+    return jnp.mean(x) + jnp.sum(none) + jnp.sum(means) + jnp.sum(last)
+
+
 def with_mixed_rows(parameters: Any, x: jax.Array) -> jax.Array:
     return scanned(parameters, x) * jnp.mean(jnp.cumsum(parameters["bias"], axis=0))
 
@@ -109,12 +123,22 @@ def with_outputs(parameters: Any, x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    "loss", [with_casts, with_penalty, with_slices, with_mixed_rows, with_bits, with_outputs]
+    "loss",
+    [
+        with_casts,
+        with_penalty,
+        with_slices,
+        with_empty_slices,
+        with_mixed_rows,
+        with_bits,
+        with_outputs,
+    ],
 )
 def test_what_else_reads_rows_computes_the_same(loss: Callable[..., Any]):
     program = trace(loss, STACKED, X)
     assert program.leaves.rows == (BLOCKS, BLOCKS)
-    assert "scan" not in [step.name for step in program.steps]
+    loops = [step for step in program.steps if step.name == "scan"]
+    assert not any(loop.iterations for loop in loops)
     check_computes(program, loss, STACKED, X)
 
 
@@ -178,6 +202,13 @@ def test_a_long_loop_over_parameters_stays_one_step():
     parameters = {"w": shape((9000, 2, 2), "float32"), "bias": shape((9000, 2), "float32")}
     program = trace(scanned, parameters, shape((3, 2), "float32"))
     assert [step.name for step in program.steps].count("scan") == 1
+
+
+def test_a_stack_of_no_blocks_stays_whole():
+    none = jax.tree.map(lambda leaf: leaf[:0], STACKED)
+    program = trace(scanned, none, X)
+    assert program.leaves.rows == (None, None)
+    check_computes(program, scanned, none, X)
 
 
 def test_of_nested_loops_the_outer_one_is_opened():

@@ -207,7 +207,7 @@ class StepsByRows:
             return
         picked = picked_rows(step, self.values.avals, self.counts)
         if picked is not None and isinstance(step.inputs[0], int):
-            self.set_rows(step.outputs[0], self._rows[step.inputs[0]][picked])
+            self._pick(step, self._rows[step.inputs[0]][picked])
             return
         if step.name == "squeeze" and self._is_one_row(step):
             self.set_same(step.outputs[0], self.rows(step.inputs[0], 1)[0])
@@ -218,6 +218,15 @@ class StepsByRows:
             dimensions = tuple(step.equation.params["broadcast_dimensions"])
             if 0 not in dimensions:
                 self._repeated[step.outputs[0]] = inputs[0], tuple(d - 1 for d in dimensions)
+
+    def _pick(self, step: Step, rows: Sequence[Operand]) -> None:
+        """Have a step's output in rows; without any it is a value that needs no rows."""
+        (output,) = step.outputs
+        if rows:
+            self.set_rows(output, rows)
+            return
+        empty = self.values.avals[output]
+        self.set_same(output, self.computed(lambda: [jnp.zeros(empty.shape, empty.dtype)], [])[0])
 
     def _is_one_row(self, step: Step) -> bool:
         """Whether a step takes the only row out of a value that comes in rows."""
