@@ -1,4 +1,6 @@
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -114,6 +116,23 @@ def test_what_is_wrong_is_said_in_one_sentence(binding: str, pieces: list[str]) 
         read_configuration(None, [binding])
     assert all(piece in str(error.value) for piece in pieces), str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_offered_is_allowed() -> None:
+    with pytest.raises(InputError, match=r"does not divide; allowed for this batch: 1$"):
+        read_configuration(None, ["train.batch_size = 999983", "train.microbatches = 7"])
+
+
+def test_a_wrong_writer_is_refused_before_anything_heavy_is_imported() -> None:
+    program = (
+        "import sys; from hetjax.configuration.settings import make_configuration\n"
+        "try: make_configuration({'train': {'writers': ['wandbs']}})\n"
+        "except ValueError as error: print(error)\n"
+        "print([name for name in ('jax', 'matplotlib', 'rich') if name in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    assert "did you mean 'wandb'?" in printed
+    assert printed.endswith("[]\n")
 
 
 def test_a_cluster_is_measured_or_written() -> None:

@@ -140,7 +140,8 @@ class TrainSettings(SettingsSection):
     @model_validator(mode="after")
     def _divides(self) -> Self:
         if self.microbatches is not None and self.batch_size % self.microbatches:
-            allowed = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
+            most = min(self.batch_size, MAX_MICROBATCHES)
+            allowed = [n for n in range(1, most + 1) if self.batch_size % n == 0]
             raise InputError(
                 f"train.batch_size is {self.batch_size}, which train.microbatches = "
                 f"{self.microbatches} does not divide; allowed for this batch: "
