@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from hetjax.appended_file import AppendedFile
+from hetjax.checked_files import parse_json
+from hetjax.errors import InputError
 from hetjax.files import replacing
 from hetjax.report.tensorboard_file import event_file_name, first_records, scalars_record
 from hetjax.report.writers import Destination, FigureWriter, check_writers, open_writers
@@ -157,7 +159,7 @@ def _finite(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the figures of every step back; a last line that was cut off is left out.
+    """Reads the figures of every step back; lines that are none of a run's are left out.
 
     Args:
         workdir: the work folder.
@@ -178,8 +180,8 @@ def _records(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
         return
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = parse_json(line, "a line")
+        except InputError:
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record
@@ -188,4 +190,9 @@ def _records(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
 def _scalar(value: Any) -> int | float:
     """A Python number of a Python, NumPy or JAX scalar."""
     number = value.item() if hasattr(value, "item") else value
-    return number if isinstance(number, int) else float(number)
+    if isinstance(number, int) and abs(number) < 2**63:
+        return number
+    try:
+        return float(number)
+    except OverflowError:  # A whole number beyond what floats hold.
+        return math.inf

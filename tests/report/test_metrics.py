@@ -54,6 +54,22 @@ def test_what_is_not_finite_is_null(tmp_path: Path, value: float):
     assert json.loads((tmp_path / METRICS_FILE).read_text()) == {"step": 1, "loss": None}
 
 
+def test_whole_numbers_of_any_size_are_read_back(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(1, {"a": 2**63 - 1, "b": 10**40, "c": 2**2000})
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 2**63 - 1, "b": 1e40, "c": None}]
+
+
+@pytest.mark.parametrize("damaged", ["9" * 5000, "[" * 100_000, '{"step": 2, "lo', '"\\ud800'])
+def test_lines_that_are_no_record_are_left_out(tmp_path: Path, damaged: str):
+    write_steps(tmp_path, range(1, 3))
+    with (tmp_path / METRICS_FILE).open("a") as file:
+        file.write(f'{{"step": 3, "loss": {damaged}}}\n{damaged}\n')
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
+    write_steps(tmp_path, range(3, 5), first_step=3)
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3, 4]
+
+
 def test_a_run_that_resumes_takes_back_later_steps(tmp_path: Path):
     write_steps(tmp_path, range(1, 8), loss=1.0)
     write_steps(tmp_path, range(5, 10), first_step=5, loss=2.0)
