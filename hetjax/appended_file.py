@@ -12,10 +12,13 @@ class AppendedFile:
     """Appends records; those that cannot be written now wait, and are written before the next one.
 
     The file never ends in half a record: what was written of one is taken back. Records that do not
-    wait are in the file, as other processes see it, when `append` returns.
+    wait are in the file, as other processes see it, when `append` returns. What another program
+    makes of the file is kept: records are added to the end of what is there.
 
     Args:
         path: the file; it is made where it is not there.
+        ending: what every record ends with. It is put in where another program left the file
+            without, so that the next record is not taken for a part of what is there.
 
     Attributes:
         failure: why records wait; None where none do.
@@ -35,10 +38,12 @@ class AppendedFile:
         b'one two'
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], ending: bytes = b""):
         self.failure: str | None = None
-        self._handle: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._path, self._ending = os.path.abspath(path), ending
+        self._handle: int | None = self._opened()
         self._end = os.fstat(self._handle).st_size
+        self._half = 0  # Bytes of a record behind the end, which could not be taken back.
         self._waiting = bytearray()
 
     def append(self, record: bytes) -> None:
@@ -49,19 +54,58 @@ class AppendedFile:
         """
         assert self._handle is not None, "the file is closed"
         self._waiting += record
-        written, wanted = 0, bytes(self._waiting)
+        try:
+            self._follow()
+            self._write(bytes(self._waiting))
+        except OSError as error:
+            self.failure = reason_of(error)
+        else:
+            self._waiting.clear()
+            self.failure = None
+
+    def _opened(self) -> int:
+        # Without O_NONBLOCK, to open a pipe is to wait for whoever reads from it.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(self._path, flags, 0o666)
+
+    def _follow(self) -> None:
+        """Go to the end of what is there now, if another program changed or replaced the file."""
+        assert self._handle is not None
+        if not self._is_there():
+            gone, self._handle = self._handle, self._opened()
+            with contextlib.suppress(OSError):
+                os.close(gone)
+        elif os.fstat(self._handle).st_size == self._end + self._half:
+            return
+        self._end, self._half = os.fstat(self._handle).st_size, 0
+        length = len(self._ending)
+        last = os.pread(self._handle, length, max(0, self._end - length))
+        if self._end and last != self._ending:
+            self._waiting[:0] = self._ending
+
+    def _is_there(self) -> bool:
+        """Whether the file that is open has its name still."""
+        assert self._handle is not None
+        try:
+            return os.path.samestat(os.fstat(self._handle), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def _write(self, wanted: bytes) -> None:
+        """Write at the end; where that fails, what was written is taken back."""
+        assert self._handle is not None
+        written = 0
         try:
             while written < len(wanted):
                 written += os.pwrite(self._handle, wanted[written:], self._end + written)
-        except OSError as error:
-            self.failure = reason_of(error)
+        except OSError:
+            self._half = max(self._half, written)
             # Where not even that can be done, the next record is written over what is there.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._handle, self._end)
-        else:
-            self._end += written
-            self._waiting.clear()
-            self.failure = None
+                self._half = 0
+            raise
+        self._end, self._half = self._end + written, 0
 
     def close(self) -> None:
         """Try once more to write what waits, and close; closing twice is harmless."""

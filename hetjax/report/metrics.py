@@ -121,7 +121,7 @@ class _Lines:
         kept = list(_lines_before(path, first_step)) if first_step > 0 else []
         with replacing(path) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        self._file = AppendedFile(path)
+        self._file = AppendedFile(path, ending=b"\n")
 
     @property
     def failure(self) -> str | None:

@@ -99,6 +99,16 @@ def test_no_half_written_line_survives(
     assert steps == sorted(steps)
 
 
+def test_a_line_that_was_cut_off_meanwhile_takes_no_other_with_it(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(1, {"loss": 1.0})
+        metrics.write(2, {"loss": 2.0})
+        path = tmp_path / METRICS_FILE
+        path.write_bytes(path.read_bytes()[:-5])
+        metrics.write(3, {"loss": 3.0})
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 3]
+
+
 def test_tensorboard_holds_the_same_figures(tmp_path: Path):
     write_steps(tmp_path, range(1, 3), loss=1.5)
     assert tensorboard_scalars(tmp_path) == [
