@@ -6,17 +6,19 @@ import hashlib
 
 import numpy as np
 
+from hetjax.data.array_file import ArrayFile
+
 WHOLE_BYTES = 2**30
 """Contents up to this size are read whole."""
 
 _BLOCK_BYTES = 2**20
 
 
-def contents_of(array: np.ndarray, whole_bytes: int = WHOLE_BYTES) -> str:
+def contents_of(array: np.ndarray | ArrayFile, whole_bytes: int = WHOLE_BYTES) -> str:
     """A digest of an array's elements and dtype.
 
     Args:
-        array: contiguous along its first dimension; it may be mapped from a file.
+        array: contiguous along its first dimension.
         whole_bytes: where it has more bytes than these, only so many are read, in blocks of
             elements along the first dimension at even distances, the first and the last included.
 

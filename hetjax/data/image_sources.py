@@ -5,22 +5,19 @@ A source is a small picklable description; reading happens in `ImageSource.open`
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from hetjax.data.array_file import ArrayFile
 from hetjax.data.contents import contents_of
 from hetjax.data.hashing import hash64
-from hetjax.errors import InputError, shown
+from hetjax.errors import InputError
 from hetjax.limits import MAX_MADE_EXAMPLES
-from hetjax.reading import opened
 
 IMAGES_FILE, LABELS_FILE = "images.npy", "labels.npy"
-
-_ARRAY, _SEVERAL = b"\x93NUM", b"PK\x03\x04"
 
 
 class LabelledImages(Protocol):
@@ -66,7 +63,8 @@ class ImageSource(Protocol):
 class ImageFolder:
     """A folder with ``images.npy``, uint8 [N, H, W, 3], and ``labels.npy``, integers [N].
 
-    Images are read from the disk when they are asked for, and not before.
+    Images are read from the disk when they are asked for, and not before. Once it is open, a file
+    that changes is refused; one that is replaced is read on as it was.
 
     Args:
         path: the folder.
@@ -84,7 +82,7 @@ class ImageFolder:
         return self.path
 
     def open(self) -> LabelledImages:
-        """Map the arrays into memory and check them.
+        """Open the arrays and check them.
 
         Returns:
             The images.
@@ -93,19 +91,19 @@ class ImageFolder:
             InputError: a file is not there, is no array, or has a wrong type, shape or label.
         """
         images_file, labels_file = Path(self.path) / IMAGES_FILE, Path(self.path) / LABELS_FILE
-        # Labels are few beside the images, and all of them are checked.
-        images, labels = _mapped(images_file), np.asarray(_mapped(labels_file))
+        images, classes = ArrayFile(images_file), ArrayFile(labels_file)
         size = self.image_size
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (size, size, 3):
+        if images.dtype != np.uint8 or images.shape[1:] != (size, size, 3):
             raise InputError(
                 f"{images_file} is {images.dtype}{list(images.shape)}; it must be uint8 [images, "
                 f"{size}, {size}, 3] for images of {size} x {size} pixels"
             )
-        if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+        if classes.dtype.kind not in "iu" or classes.shape != images.shape[:1]:
             raise InputError(
-                f"{labels_file} is {labels.dtype}{list(labels.shape)}; it must be integers "
+                f"{labels_file} is {classes.dtype}{list(classes.shape)}; it must be integers "
                 f"[{len(images)}], one for each image"
             )
+        labels = classes[:]  # They are few beside the images, and all of them are checked.
         wrong = np.flatnonzero((labels < 0) | (labels >= self.classes))
         if len(wrong):
             raise InputError(
@@ -117,14 +115,14 @@ class ImageFolder:
 
 @dataclass(frozen=True)
 class _Arrays:
-    images: np.ndarray
+    images: ArrayFile
     labels: np.ndarray
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return self.images[index], int(self.labels[index])
+        return self.images[index : index + 1][0], int(self.labels[index])
 
     def contents(self) -> str:
         return f"{contents_of(self.images)} {contents_of(self.labels)}"
@@ -174,8 +172,6 @@ class Shapes:
         return _Drawn(self)
 
 
-_ARRAY, _SEVERAL = b"\x93NUM", b"PK\x03\x04"
-
 _SHAPE_STREAM, _NOISE_STREAM = 5, 6
 _NUM_DRAWN = 8
 
@@ -217,23 +213,3 @@ def _inside(shape: int, size: int, row: float, column: float, radius: float) -> 
         return abs(np.hypot(up, left) - 0.75 * radius) <= 0.25 * radius
     covered = np.minimum(abs(up), abs(left)) <= 0.25 * radius
     return covered & (np.maximum(abs(up), abs(left)) <= radius)
-
-
-def _mapped(path: Path) -> np.ndarray:
-    with opened(path, str(path)) as handle:
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            start = file.read(len(_SEVERAL))
-        if start == _SEVERAL:
-            raise InputError(
-                f"{path} holds several arrays; it must be one, as numpy.save writes it"
-            )
-        if start != _ARRAY:
-            raise InputError(f"{path} is no array as numpy.save writes it")
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    # A header is Python's text of a dict; damaged, it raises what Python's own parser does.
-    except Exception as error:
-        problem = shown(" ".join(str(error).split()), 200)
-        raise InputError(f"{path} is no array as numpy.save writes it: {problem}") from None

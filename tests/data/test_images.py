@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import os
 import pickle
 import subprocess
 import sys
@@ -136,6 +137,9 @@ PIXELS = np.zeros((20, 4, 4, 3), np.uint8)
         ("labels.npy", np.arange(20) - 1, r"has -1 for image 0; .* at least 0"),
         ("labels.npy", np.arange(20), r"has 10 for image 10; .* below the number of classes, 10"),
         ("labels.npy", np.array([None] * 20), r"labels\.npy is no array"),
+        ("images.npy", np.asfortranarray(PIXELS), r"images\.npy is in Fortran's order"),
+        ("images.npy", np.uint8(3), r"images\.npy is uint8\[\]"),
+        ("images.npy", PIXELS[:0], r"labels\.npy is uint8\[20\]; it must be integers \[0\]"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*allow_pickle.*")
@@ -150,6 +154,41 @@ def test_a_file_that_was_cut_off_is_named(folder: Path):
     (folder / "images.npy").write_bytes(whole[:-100])
     with pytest.raises(InputError, match=r"images\.npy is no array"):
         _ = images(str(folder), image_size=4, classes=10).num_examples
+
+
+def shortened(file: Path) -> None:
+    os.truncate(file, 200)
+
+
+def overwritten(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + b"\xff")
+    os.utime(file, ns=(0, 0))  # As if the clock had gone on since.
+
+
+@pytest.mark.parametrize("change", [shortened, overwritten])
+def test_images_that_change_while_they_are_read_are_refused(folder: Path, change: Any):
+    data = images(str(folder), image_size=4, classes=10)
+    data.batch(0, 4)
+    change(folder / "images.npy")
+    for use in (lambda: data.batch(1, 4), data.fingerprint, lambda: data.held_out_batches(1)[0]):
+        with pytest.raises(InputError, match=r"images\.npy cannot be read: it changed"):
+            use()
+
+
+def test_labels_are_those_that_were_checked(folder: Path):
+    data = images(str(folder), image_size=4, classes=10)
+    before = data.batch(3, 16)
+    os.truncate(folder / "labels.npy", 0)
+    np.testing.assert_array_equal(data.batch(3, 16)["labels"], before["labels"])
+
+
+def test_images_that_are_replaced_are_read_on_as_they_were(folder: Path):
+    data = images(str(folder), image_size=4, classes=10)
+    before = data.batch(3, 16)
+    np.save(folder / "new.npy", np.zeros((20, 4, 4, 3), np.uint8))
+    (folder / "new.npy").rename(folder / "images.npy")
+    np.testing.assert_array_equal(data.batch(3, 16)["images"], before["images"])
 
 
 @pytest.mark.parametrize(
