@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hetjax.data.checks import check_seed, check_whole
 from hetjax.data.hashing import hash64
 from hetjax.data.tokenizer import load_tokenizer
 from hetjax.errors import InputError, shown
@@ -160,7 +161,7 @@ class Synthetic:
         seed: which cycle and which noise.
 
     Raises:
-        InputError: if the vocabulary or the size is too small or too large.
+        InputError: naming the field, its value and what is allowed.
     """
 
     vocabulary: int
@@ -171,16 +172,9 @@ class Synthetic:
     """Probability that a token is drawn at random."""
 
     def __post_init__(self):
-        if self.vocabulary < 2:
-            raise InputError(f"vocabulary is {self.vocabulary}; a stream needs at least 2 tokens")
-        if self.vocabulary > MAX_VOCABULARY:
-            raise InputError(
-                f"vocabulary is {self.vocabulary}; it must be {MAX_VOCABULARY} at most"
-            )
-        if not 1 <= self.size <= MAX_MADE_EXAMPLES:
-            raise InputError(
-                f"size is {self.size}; it must be above 0 and {MAX_MADE_EXAMPLES} at most"
-            )
+        check_whole("vocabulary", self.vocabulary, 2, MAX_VOCABULARY)
+        check_whole("size", self.size, 1, MAX_MADE_EXAMPLES)
+        check_seed(self.seed)
 
     @property
     def name(self) -> str:

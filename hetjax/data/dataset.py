@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hetjax.data.checks import as_path, check_fraction, check_seed, check_weight, check_whole
 from hetjax.data.contents import contents_of
 from hetjax.data.corpus import Corpus, StandardLibrary, Synthetic, TextFiles, file_identity
 from hetjax.data.hashing import example_keys
 from hetjax.data.held_out import HeldOutBatches
 from hetjax.data.packing import PackedTokens
-from hetjax.errors import InputError
+from hetjax.errors import InputError, check_count
+from hetjax.limits import MAX_SEQUENCE
 
 if TYPE_CHECKING:
     import grain  # Takes a second to import, so it waits for the first batch.
-
-_MAX_SEED = 2**32
 
 HELD_OUT_FRACTION = 0.05
 """Share of a corpus that is kept for evaluation unless another is asked for."""
@@ -51,16 +51,9 @@ class MixturePart:
     weight: float = 1.0
 
     def __post_init__(self):
-        _check_seed(self.seed)
-        if not 0.0 <= self.held_out_fraction < 1.0:
-            raise InputError(
-                f"held_out_fraction is {self.held_out_fraction!r}; "
-                "it must be at least 0 and below 1"
-            )
-        if not 0.0 < self.weight < math.inf:
-            raise InputError(
-                f"the weight of {self.corpus.name} is {self.weight!r}; it must be above 0"
-            )
+        check_seed(self.seed)
+        check_fraction(self.held_out_fraction)
+        check_weight(self.corpus.name, self.weight)
 
     def sources(self, sequence: int) -> tuple[PackedTokens, PackedTokens]:
         """Read the corpus and pack it: training examples, held-out examples.
@@ -107,9 +100,8 @@ class DataSet:
     keys: bool = False
 
     def __post_init__(self):
-        _check_seed(self.seed)
-        if self.sequence < 1:
-            raise InputError(f"sequence is {self.sequence}; it must be above 0")
+        check_seed(self.seed)
+        check_whole("sequence", self.sequence, 1, MAX_SEQUENCE)
         _check_apart(self.parts)
 
     @property
@@ -206,6 +198,7 @@ class DataSet:
         Raises:
             InputError: if nothing is held out, or too little for one example.
         """
+        check_count("batch_size", batch_size)
         held_out = self.num_held_out_examples
         if not held_out:
             fractions = ", ".join(f"{part.held_out_fraction:g}" for part in self.parts)
@@ -259,11 +252,11 @@ class DataSet:
 
 
 def text(
-    paths: str | Sequence[str],
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     sequence: int,
     seed: int = 0,
     held_out_fraction: float = HELD_OUT_FRACTION,
-    tokenizer: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> DataSet:
     """UTF-8 text files and folders, packed end to end.
 
@@ -282,15 +275,16 @@ def text(
         InputError: naming the field, its value and what is allowed; on first use also if a file is
             not UTF-8 or there is less than one example.
     """
-    names = (paths,) if isinstance(paths, str) else tuple(map(str, paths))
-    return _single(TextFiles(names, tokenizer), sequence, seed, held_out_fraction)
+    several = (paths,) if isinstance(paths, str) or not isinstance(paths, Iterable) else paths
+    names = tuple(as_path("paths", path) for path in several)
+    return _single(TextFiles(names, _path_of(tokenizer)), sequence, seed, held_out_fraction)
 
 
 def standard_library_text(
     sequence: int,
     seed: int = 0,
     held_out_fraction: float = HELD_OUT_FRACTION,
-    tokenizer: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> DataSet:
     """The source of the top-level modules of Python's standard library: 4.7 MB of real text.
 
@@ -306,7 +300,7 @@ def standard_library_text(
     Raises:
         InputError: naming the field, its value and what is allowed.
     """
-    return _single(StandardLibrary(tokenizer), sequence, seed, held_out_fraction)
+    return _single(StandardLibrary(_path_of(tokenizer)), sequence, seed, held_out_fraction)
 
 
 def synthetic(
@@ -360,6 +354,8 @@ def mixture(weights: Mapping[DataSet, float], seed: int = 0) -> DataSet:
         raise InputError(
             f"a mixture needs one or more data sets of one sequence; got sequences {sequences}"
         )
+    for dataset, weight in weights.items():
+        check_weight(", ".join(part.corpus.name for part in dataset.parts), weight)
     parts = tuple(
         dataclasses.replace(part, weight=weight * part.weight / _total_weight(dataset))
         for dataset, weight in weights.items()
@@ -370,6 +366,10 @@ def mixture(weights: Mapping[DataSet, float], seed: int = 0) -> DataSet:
 
 def _single(corpus: Corpus, sequence: int, seed: int, held_out_fraction: float) -> DataSet:
     return DataSet((MixturePart(corpus, seed, held_out_fraction),), sequence, seed)
+
+
+def _path_of(tokenizer: str | os.PathLike[str] | None) -> str | None:
+    return None if tokenizer is None else as_path("tokenizer", tokenizer)
 
 
 def _total_weight(dataset: DataSet) -> float:
@@ -389,8 +389,3 @@ def _check_apart(parts: Sequence[MixturePart]) -> None:
                     f"{file} is in two parts of the mixture, {other.name} and {part.corpus.name}: "
                     f"one would train on what the other holds out; name it once"
                 )
-
-
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed < _MAX_SEED:
-        raise InputError(f"seed is {seed!r}; it must be at least 0 and below 2**32")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hetjax.data.checks import as_path, check_fraction, check_seed
 from hetjax.data.dataset import HELD_OUT_FRACTION
 from hetjax.data.hashing import hash64
 from hetjax.data.held_out import HeldOutBatches
 from hetjax.data.image_sources import ImageFolder, ImageSource, LabelledImages, Shapes
-from hetjax.errors import InputError
+from hetjax.errors import InputError, check_count
 
 if TYPE_CHECKING:
     import grain  # Takes a second to import, so it waits for the first batch.
@@ -51,13 +53,8 @@ class ImageSet:
     held_out_fraction: float = HELD_OUT_FRACTION
 
     def __post_init__(self):
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed is {self.seed!r}; it must be at least 0 and below 2**32")
-        if not 0.0 <= self.held_out_fraction < 1.0:
-            raise InputError(
-                f"held_out_fraction is {self.held_out_fraction!r}; "
-                "it must be at least 0 and below 1"
-            )
+        check_seed(self.seed)
+        check_fraction(self.held_out_fraction)
 
     @property
     def num_examples(self) -> int:
@@ -130,6 +127,7 @@ class ImageSet:
         Raises:
             InputError: if nothing is held out.
         """
+        check_count("batch_size", batch_size)
         held_out = self._places[1]
         if not len(held_out):
             raise InputError(
@@ -190,7 +188,7 @@ def _held_out_places(count: int, fraction: float) -> np.ndarray:
 
 
 def images(
-    path: str,
+    path: str | os.PathLike[str],
     image_size: int,
     classes: int,
     seed: int = 0,
@@ -215,7 +213,9 @@ def images(
         InputError: naming the field, its value and what is allowed; on first use also if a file is
             not there or not as it must be.
     """
-    return ImageSet(ImageFolder(path, image_size, classes), seed, held_out_fraction)
+    return ImageSet(
+        ImageFolder(as_path("path", path), image_size, classes), seed, held_out_fraction
+    )
 
 
 def shapes(

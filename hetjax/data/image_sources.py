@@ -12,10 +12,11 @@ from typing import Protocol
 import numpy as np
 
 from hetjax.data.array_file import ArrayFile
+from hetjax.data.checks import check_seed, check_whole
 from hetjax.data.contents import contents_of
 from hetjax.data.hashing import hash64
 from hetjax.errors import InputError
-from hetjax.limits import MAX_MADE_EXAMPLES
+from hetjax.limits import MAX_MADE_EXAMPLES, MAX_WIDTH
 
 IMAGES_FILE, LABELS_FILE = "images.npy", "labels.npy"
 
@@ -70,11 +71,18 @@ class ImageFolder:
         path: the folder.
         image_size: height and width that they must have, in pixels.
         classes: how many classes there are; every label is below that.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
     """
 
     path: str
     image_size: int
     classes: int
+
+    def __post_init__(self):
+        check_whole("image_size", self.image_size, 1, MAX_WIDTH)
+        check_whole("classes", self.classes, 1, MAX_WIDTH)
 
     @property
     def name(self) -> str:
@@ -138,11 +146,11 @@ class Shapes:
 
     Args:
         size: number of images.
-        image_size: height and width, in pixels, at least 8.
+        image_size: height and width, in pixels, at least 8; a shape needs so many.
         seed: of all that is drawn.
 
     Raises:
-        InputError: if a size is too small.
+        InputError: naming the field, its value and what is allowed.
     """
 
     size: int
@@ -150,12 +158,9 @@ class Shapes:
     seed: int = 0
 
     def __post_init__(self):
-        if not 1 <= self.size <= MAX_MADE_EXAMPLES:
-            raise InputError(
-                f"size is {self.size}; it must be above 0 and {MAX_MADE_EXAMPLES} at most"
-            )
-        if self.image_size < 8:
-            raise InputError(f"image_size is {self.image_size}; a shape needs at least 8 pixels")
+        check_whole("size", self.size, 1, MAX_MADE_EXAMPLES)
+        check_whole("image_size", self.image_size, 8, MAX_WIDTH)
+        check_seed(self.seed)
 
     @property
     def name(self) -> str:

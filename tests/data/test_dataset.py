@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import pickle
+import re
 import subprocess
 import sys
 
@@ -107,6 +108,21 @@ def test_nothing_held_out_cannot_be_evaluated():
         data.held_out_batches(2)
 
 
+@pytest.mark.parametrize("size", [0, -1, 2.0])
+def test_a_batch_of_no_examples_cannot_be_evaluated(size):
+    with pytest.raises(InputError, match=f"batch_size is {size}; it must be a whole number"):
+        DATA.held_out_batches(size)
+
+
+def test_paths_may_be_of_any_kind(numbered, tmp_path):
+    path = tmp_path / "text.txt"
+    for paths in (path, [path], (str(path),)):
+        assert text(paths, sequence=4, held_out_fraction=0.2) == numbered
+    for paths in (5, [None], {"a": 1}.values()):
+        with pytest.raises(InputError, match=r"paths is (5|None|1); it must be a path"):
+            text(paths, sequence=4)  # type: ignore[arg-type]
+
+
 def test_a_text_shorter_than_one_example(tmp_path):
     (tmp_path / "short.txt").write_text("abc")
     data = text([str(tmp_path / "short.txt")], sequence=128)
@@ -118,9 +134,14 @@ def test_a_text_shorter_than_one_example(tmp_path):
     ("fields", "message"),
     [
         ({"sequence": 0}, "sequence is 0"),
-        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"sequence": 8.0}, r"sequence is 8\.0; it must be a whole number from 1"),
+        ({"sequence": "8"}, "sequence is '8'"),
+        ({"seed": -1}, "seed is -1; it must be a whole number from 0 to 4294967295"),
         ({"seed": 2**32}, "seed is 4294967296"),
+        ({"seed": 1.5}, r"seed is 1\.5"),
         ({"held_out_fraction": 1.0}, r"held_out_fraction is 1\.0"),
+        ({"held_out_fraction": "0.1"}, r"held_out_fraction is '0\.1'; it must be at least 0"),
+        ({"tokenizer": 5}, "tokenizer is 5; it must be a path"),
     ],
 )
 def test_a_bad_field_is_refused(fields, message):
@@ -161,8 +182,10 @@ def test_a_bad_mixture_is_refused():
         mixture({})
     with pytest.raises(InputError, match=r"got sequences \[4, 8\]"):
         mixture({DATA: 1.0, synthetic(5, 8, 400): 1.0})
-    with pytest.raises(InputError, match=r"weight of a synthetic stream .* is 0\.0"):
-        mixture({DATA: 0.0})
+    for weight in (0.0, -1, float("nan"), 1e-320, 1e308, "1"):
+        named = f"the weight of a synthetic stream of 400 tokens is {weight!r}; it must be a number"
+        with pytest.raises(InputError, match=re.escape(named)):
+            mixture({DATA: weight})  # type: ignore[dict-item]
 
 
 def test_parts_of_a_mixture_share_no_file(tmp_path):

@@ -176,6 +176,14 @@ def test_images_that_change_while_they_are_read_are_refused(folder: Path, change
             use()
 
 
+def test_a_folder_may_be_a_path(folder: Path):
+    assert images(folder, 4, 10) == images(str(folder), 4, 10)
+    with pytest.raises(InputError, match="path is 5; it must be a path"):
+        images(5, 4, 10)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="classes is '10'; it must be a whole number"):
+        images(folder, 4, "10")  # type: ignore[arg-type]
+
+
 def test_labels_are_those_that_were_checked(folder: Path):
     data = images(str(folder), image_size=4, classes=10)
     before = data.batch(3, 16)
@@ -195,8 +203,9 @@ def test_images_that_are_replaced_are_read_on_as_they_were(folder: Path):
     ("fields", "message"),
     [
         ({"size": 0}, "size is 0"),
-        ({"image_size": 7}, "image_size is 7; a shape needs at least 8 pixels"),
+        ({"image_size": 7}, "image_size is 7; it must be a whole number from 8"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 0.5}, r"seed is 0\.5"),
         ({"held_out_fraction": 1.0}, r"held_out_fraction is 1\.0"),
     ],
 )
