@@ -19,7 +19,7 @@ from hetjax.data.checks import as_path, check_fraction, check_seed, check_weight
 from hetjax.data.contents import contents_of
 from hetjax.data.corpus import Corpus, StandardLibrary, Synthetic, TextFiles, file_identity
 from hetjax.data.hashing import example_keys
-from hetjax.data.held_out import HeldOutBatches
+from hetjax.data.held_out import HeldOutBatches, in_proportion
 from hetjax.data.packing import PackedTokens
 from hetjax.errors import InputError, check_count
 from hetjax.limits import MAX_SEQUENCE
@@ -120,12 +120,12 @@ class DataSet:
 
     @property
     def num_held_out_examples(self) -> int:
-        """Held-out examples in a pass of `held_out_batches`. Reads and checks the text.
+        """Held-out examples of all parts. Reads and checks the text.
 
         Raises:
             InputError: if a text cannot be used.
         """
-        return len(self._held_out) if all(len(held) for _, held in self._sources) else 0
+        return sum(len(held_out) for _, held_out in self._sources)
 
     def fingerprint(self) -> dict[str, str | int | float | bool]:
         """What tells the stream of examples from all others. Reads the text.
@@ -177,13 +177,17 @@ class DataSet:
         """
         wanted = range(batch_size)[rows if rows is not None else slice(None)]
         examples = np.array([step * batch_size + row for row in wanted], np.int64)
-        batch = {"tokens": self._stack(self._training, examples)}
+        batch = {"tokens": self._read(examples)}
         if self.keys:
             batch["keys"] = example_keys(self.seed, examples)
         return batch
 
     def held_out_batches(self, batch_size: int) -> Sequence[dict[str, np.ndarray]]:
         """The batches to evaluate on, always the same ones in the same order.
+
+        Each held-out example of each part comes once. As long as they last, parts have their
+        shares of the examples, as they have in training; what other parts hold out beyond that
+        comes at the end. Parts whose ``held_out_fraction`` is 0 have no part in it.
 
         Every batch is whole. Examples that do not fill the last one are left out; where there are
         fewer than one batch, they are repeated to fill it.
@@ -196,21 +200,19 @@ class DataSet:
             asked for.
 
         Raises:
-            InputError: if nothing is held out, or too little for one example.
+            InputError: if nothing is held out, or of a part too little for one example.
         """
         check_count("batch_size", batch_size)
-        held_out = self.num_held_out_examples
-        if not held_out:
-            fractions = ", ".join(f"{part.held_out_fraction:g}" for part in self.parts)
-            raise InputError(
-                f"held_out_fraction is {fractions}; that is less than one example of "
-                f"{self.sequence + 1} tokens to evaluate on, so raise it or do not evaluate"
-            )
-        return HeldOutBatches(
-            lambda places: {"tokens": self._stack(self._held_out, places)},
-            np.arange(held_out),
-            batch_size,
-        )
+        counts = [len(held_out) for _, held_out in self._sources]
+        for part, count in zip(self.parts, counts, strict=True):
+            if not count and (part.held_out_fraction or not any(counts)):
+                raise InputError(
+                    f"held_out_fraction is {part.held_out_fraction:g}; of {part.corpus.name} that "
+                    f"is less than one example of {self.sequence + 1} tokens to evaluate on, so "
+                    f"raise it or do not evaluate"
+                )
+        order = in_proportion(counts, [part.weight for part in self.parts])
+        return HeldOutBatches(self._read_held_out, order, batch_size)
 
     def __getstate__(self) -> dict[str, Any]:
         """The description alone: what was read is read again where it is needed."""
@@ -224,28 +226,20 @@ class DataSet:
     def _training(self) -> grain.MapDataset[np.ndarray]:
         import grain
 
-        return self._mix(
-            [
-                grain.MapDataset.source(training).shuffle(seed=part.seed).repeat()
-                for part, (training, _) in zip(self.parts, self._sources, strict=True)
-            ]
-        )
-
-    @functools.cached_property
-    def _held_out(self) -> grain.MapDataset[np.ndarray]:
-        import grain
-
-        return self._mix([grain.MapDataset.source(held_out) for _, held_out in self._sources])
-
-    def _mix(self, datasets: list[grain.MapDataset[np.ndarray]]) -> grain.MapDataset[np.ndarray]:
-        import grain
-
+        datasets = [
+            grain.MapDataset.source(training).shuffle(seed=part.seed).repeat()
+            for part, (training, _) in zip(self.parts, self._sources, strict=True)
+        ]
         return grain.MapDataset.mix(datasets, [part.weight for part in self.parts])
 
-    def _stack(self, source: grain.MapDataset[np.ndarray], examples: np.ndarray) -> np.ndarray:
+    def _read_held_out(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        found = [self._sources[part][1][int(example)] for part, example in places]
+        return {"tokens": np.stack(found)}
+
+    def _read(self, examples: np.ndarray) -> np.ndarray:
         tokens = np.empty((len(examples), self.sequence + 1), np.int32)
         for row, example in enumerate(examples):
-            packed = source[int(example)]
+            packed = self._training[int(example)]
             assert packed is not None  # None is grain's word for "filtered out".
             tokens[row] = packed
         return tokens
@@ -331,7 +325,8 @@ def synthetic(
 def mixture(weights: Mapping[DataSet, float], seed: int = 0) -> DataSet:
     """Several data sets as one, interleaved by weight.
 
-    A part starts over when all its examples were seen, whatever the others do.
+    A part starts over when all its examples were seen, whatever the others do. What the parts hold
+    out is evaluated once each; see `DataSet.held_out_batches`.
 
     Args:
         weights: each data set's share of the examples, up to a common factor.

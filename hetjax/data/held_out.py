@@ -1,4 +1,4 @@
-"""Held-out examples in whole batches, each read when it is asked for."""
+"""Held-out examples, in an order and in whole batches, each read when it is asked for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class HeldOutBatches(Sequence[Batch]):
 
     Args:
         read: from places of examples to a batch.
-        places: of the examples, at least one; where they fill no batch they are repeated.
+        places: of the examples, at least one, along the first dimension; where they fill no batch
+            they are repeated.
         batch_size: examples a batch.
     """
 
@@ -34,3 +35,23 @@ class HeldOutBatches(Sequence[Batch]):
         first = index * self.batch_size
         rows = np.arange(first, first + self.batch_size) % len(self.places)
         return self.read(self.places[rows])
+
+
+def in_proportion(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
+    """An order in which all examples of several parts come once, by weight as long as they last.
+
+    Args:
+        counts: how many examples each part has.
+        weights: of each part, up to a common factor.
+
+    Returns:
+        [sum of counts, 2] integers: at each place a part, and which of its examples.
+
+    Example:
+        >>> in_proportion([4, 1], [2.0, 1.0])[:, 0].tolist()
+        [0, 1, 0, 0, 0]
+    """
+    parts = np.repeat(np.arange(len(counts)), counts)
+    examples = np.concatenate([np.arange(count) for count in counts])
+    times = (examples + 0.5) / np.asarray(weights)[parts]
+    return np.stack([parts, examples], axis=1)[np.argsort(times, kind="stable")]

@@ -171,6 +171,34 @@ def test_a_mixture_takes_its_shares():
     assert not (held_out >= 5).all()
 
 
+@pytest.mark.parametrize(
+    ("weights", "first"),
+    [((1.0, 1.0), [6, 6]), ((3.0, 1.0), [9, 3]), ((0.999, 0.001), [12, 0])],
+)
+def test_all_that_parts_hold_out_is_evaluated_by_weight(tmp_path, weights, first):
+    for name, size in (("a", 1000), ("b", 100)):
+        (tmp_path / name).write_bytes(name.encode() * size)
+    parts = (text(tmp_path / name, 4, held_out_fraction=0.25) for name in ("a", "b"))
+    mixed = mixture(dict(zip(parts, weights, strict=True)))
+    assert mixed.num_held_out_examples == 62 + 6
+    batches = mixed.held_out_batches(4)
+    order = bytes(token for batch in batches for token in batch["tokens"][:, 0].tolist()).decode()
+    assert [order.count(name) for name in "ab"] == [62, 6]
+    assert [order[:12].count(name) for name in "ab"] == first
+
+
+def test_a_part_too_short_to_evaluate_is_named(tmp_path):
+    for name, size in (("a", 1000), ("b", 40)):
+        (tmp_path / name).write_bytes(name.encode() * size)
+    long, short = (text(tmp_path / name, 4) for name in ("a", "b"))
+    with pytest.raises(InputError, match=r"is 0\.05; of .*/b that is less than one example of 5"):
+        mixture({long: 1.0, short: 1.0}).held_out_batches(4)
+    left_out = text(tmp_path / "b", 4, held_out_fraction=0.0)
+    mixed = mixture({left_out: 1.0, long: 1.0})
+    assert mixed.num_held_out_examples == 12
+    assert {token for batch in mixed.held_out_batches(4) for token in batch["tokens"].flat} == {97}
+
+
 def test_a_mixture_of_mixtures_keeps_the_shares():
     a, b, c = (synthetic(5, 4, 400, seed=seed) for seed in range(3))
     mixed = mixture({mixture({a: 1.0, b: 3.0}): 0.5, c: 0.5})
