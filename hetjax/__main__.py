@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 
 import hetjax
-from hetjax.commands.command_line import WRONG_INPUT
+from hetjax.commands.command_line import WRONG_INPUT, with_output
+from hetjax.commands.output import Output
 from hetjax.commands.signals import run_process
 from hetjax.errors import unknown_name
 
@@ -37,15 +38,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "--version":
-        print(f"hetjax {hetjax.__version__}")
-        return 0
+        return _show(f"hetjax {hetjax.__version__}")
     if name in ("--help", "-h"):
-        print(_help())
-        return 0
+        return _show(_help())
     if name not in COMMANDS:
         print(f"error: {unknown_name('command', name, COMMANDS)}", file=sys.stderr)
         return WRONG_INPUT
     return importlib.import_module(f"hetjax.{name}").main(rest)
+
+
+def _show(text: str) -> int:
+    def show(_: Output) -> int:
+        print(text)
+        return 0
+
+    return with_output(show)
 
 
 def console() -> int:

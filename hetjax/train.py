@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    return run_command(_train, _parser, argv)
+    return run_command(_train, _parser, argv, outlives_output=True)
 
 
 def _parser() -> Parser:

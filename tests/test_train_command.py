@@ -1,3 +1,5 @@
+import errno
+import io
 import json
 import os
 import re
@@ -133,9 +135,7 @@ def test_a_work_folder_is_never_overwritten(
 
 
 def test_help_lists_options_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
+    assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for name, _ in settings(Configuration()):
         assert f" {name} = " in text
@@ -444,6 +444,29 @@ def test_a_full_disk_costs_lines_and_no_state(config: Path, tmp_path: Path) -> N
         assert losses(disk / "run") == losses(whole)
         for name in ("plan.json", "timeline.png", "checkpoints/00000008/manifest.json"):
             assert (disk / "run" / name).stat().st_size > 0
+
+
+class FullAfterAStep(io.StringIO):
+    """Stands for a standard output on a disk that fills up in mid-run."""
+
+    def write(self, text: str) -> int:
+        if "step 2" in self.getvalue():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(text)
+
+
+def test_a_standard_output_that_fails_costs_no_state(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdout", FullAfterAStep())
+    words = ["--config", str(config), "--workdir", str(tmp_path / "run")]
+    assert main([*words, "--gin", "train.checkpoint_every = 2"]) == NOT_WRITTEN
+    told = "No space left on device; the command goes on without it\n"
+    assert capsys.readouterr().err.endswith(told)
+    assert CheckpointFolder(tmp_path / "run/checkpoints").steps() == (2, 4)
 
 
 def test_a_folder_in_use_is_refused_with_its_holder(

@@ -1,9 +1,9 @@
 """Options, errors and exit codes, the same for every command.
 
 A command ends with 0 when it has done what was asked, 2 when something that a person gave is wrong,
-3 when a worker was lost, 4 when losses or gradients stayed not finite, 5 when the last checkpoint
-or another file of the run could not be written, 130 when Ctrl-C stopped it and 143 when SIGTERM
-did, at any moment.
+3 when a worker was lost, 4 when losses or gradients stayed not finite, 5 when the last checkpoint,
+another file of the run or the standard output could not be written, 130 when Ctrl-C stopped it and
+143 when SIGTERM did, at any moment.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO, cast
 
-from hetjax.errors import InputError, NonfiniteError, WorkerLostError
+from hetjax.commands.output import Output
+from hetjax.errors import InputError, NonfiniteError, WorkerLostError, reason_of
 
 if TYPE_CHECKING:
     from hetjax.configuration import Configuration
@@ -145,6 +146,8 @@ def run_command(
     command: Callable[[argparse.Namespace], int],
     make_parser: Callable[[], Parser],
     argv: Sequence[str] | None,
+    *,
+    outlives_output: bool = False,
 ) -> int:
     """Run a command; what a person got wrong becomes one line and an exit code.
 
@@ -152,14 +155,57 @@ def run_command(
         command: from the options to the exit code.
         make_parser: makes what reads them.
         argv: the command line; None for this process's.
+        outlives_output: as `with_output` has it.
 
     Returns:
         The exit code.
     """
+    return with_output(
+        lambda output: _exit_code(command, make_parser, argv, output),
+        outlives_output=outlives_output,
+    )
+
+
+def with_output(command: Callable[[Output], int], *, outlives_output: bool = False) -> int:
+    """Run what prints; a standard output that fails does not end it, and becomes an exit code.
+
+    It is told in a line, but for a reader that went away: what only prints ends quietly then.
+
+    Args:
+        command: from the standard output, which takes all, to the exit code.
+        outlives_output: whether the command does more than to print, so that it goes on where
+            nobody reads it, and says so.
+
+    Returns:
+        The exit code.
+    """
+    errors = cast("TextIO", Output(sys.stderr))
+
+    def tell(error: OSError) -> None:
+        if outlives_output or not isinstance(error, BrokenPipeError):
+            end = "; the command goes on without it" if outlives_output else ""
+            line = f"error: the standard output cannot be written to: {reason_of(error)}{end}"
+            print(line, file=errors)
+
+    output = Output(sys.stdout, tell)
+    with redirect_stdout(cast("TextIO", output)), redirect_stderr(errors):
+        code = command(output)
+        output.flush()
+    return code if output.failure is None else code or NOT_WRITTEN
+
+
+def _exit_code(
+    command: Callable[[argparse.Namespace], int],
+    make_parser: Callable[[], Parser],
+    argv: Sequence[str] | None,
+    output: Output,
+) -> int:
     try:
         arguments = make_parser().parse_args(argv)
-        with _only_results() if getattr(arguments, "json", False) else nullcontext():
+        with _only_results(output) if getattr(arguments, "json", False) else nullcontext():
             return command(arguments)
+    except SystemExit as end:  # argparse's, when it has printed the help.
+        return int(end.code or 0)
     except InputError as error:
         return _fail(error, WRONG_INPUT)
     except WorkerLostError as error:
@@ -177,26 +223,30 @@ def run_command(
 
 
 @contextmanager
-def _only_results() -> Iterator[None]:
+def _only_results(output: Output) -> Iterator[None]:
     """Keeps standard output for results: what libraries print there goes to standard error.
 
     HiGHS does, by C: so the process's own descriptor has to be another one meanwhile.
     """
     try:
-        output, other = sys.stdout.fileno(), sys.stderr.fileno()
+        own, other = output.fileno(), sys.stderr.fileno()
     except (OSError, ValueError):
         yield  # These are no files, such as in a notebook.
         return
-    sys.stdout.flush()
-    own = os.dup(output)
-    results = os.fdopen(os.dup(own), "w", encoding=sys.stdout.encoding)
-    os.dup2(other, output)
+    output.flush()
+    kept, printed = os.dup(own), output.file
+    results = os.fdopen(os.dup(own), "w", encoding=output.encoding)
+    os.dup2(other, own)
+    output.file = results
     try:
-        with results, redirect_stdout(results):
-            yield
+        yield
     finally:
-        os.dup2(own, output)
-        os.close(own)
+        output.flush()
+        output.file = printed
+        os.dup2(kept, own)
+        os.close(kept)
+        with suppress(OSError):  # That of the flush, once more.
+            results.close()
 
 
 def _fail(error: Exception, code: int) -> int:

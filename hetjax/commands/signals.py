@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+from hetjax.commands.command_line import NOT_WRITTEN
+from hetjax.commands.output import all_written
 from hetjax.processes import end_descendants
 
 HEARD = (signal.SIGINT, signal.SIGTERM)
@@ -132,11 +134,12 @@ def run_process(main: Callable[[], int]) -> int:
         main: the command.
 
     Returns:
-        Its exit code.
+        Its exit code; `NOT_WRITTEN` where that is 0 and what it printed could not be written.
     """
     _PROCESS.listen()
     try:
-        return main()
+        code = main()
+        return code if all_written() else code or NOT_WRITTEN
     finally:
         _PROCESS.finish()
 

@@ -54,6 +54,59 @@ def test_a_file_that_may_not_be_used_is_one_line(
     assert capsys.readouterr().err == f"error: /somewhere/plan.json: {os.strerror(number)}\n"
 
 
+PRINTING = """
+import os, sys
+from hetjax.commands.command_line import Parser, run_command
+from hetjax.commands.signals import run_process
+
+def parser():
+    parser = Parser("hetjax.printing", "A command that prints.", configured=False)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+def command(arguments):
+    for _ in range(3):
+        print("a line", flush=not arguments.json)
+    print("done", file=sys.stderr)
+    return 0
+
+sys.exit(run_process(lambda: run_command(command, parser, OPTIONS, outlives_output=OUTLIVES)))
+"""
+
+
+def run_printing(output: int, options: list[str], *, outlives: bool) -> tuple[int, list[str]]:
+    """The exit code of a command that prints to a descriptor, and its lines of standard error."""
+    source = PRINTING.replace("OPTIONS", repr(options)).replace("OUTLIVES", repr(outlives))
+    words = [sys.executable, "-c", source]
+    found = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, text=True)
+    return found.returncode, sorted(found.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "outlives", "end"),
+    [([], False, ""), (["--json"], False, ""), ([], True, "; the command goes on without it")],
+)
+def test_a_standard_output_on_a_full_disk_ends_no_command_and_is_told(
+    options: list[str], outlives: bool, end: str
+) -> None:
+    with open("/dev/full", "w") as full:
+        code, lines = run_printing(full.fileno(), options, outlives=outlives)
+    told = f"error: the standard output cannot be written to: No space left on device{end}"
+    assert (code, lines) == (NOT_WRITTEN, ["done", told])
+
+
+@pytest.mark.parametrize(("options", "lines"), [([], ["done"]), (["--help"], [])])
+def test_a_reader_that_went_away_is_not_told_of_a_command_that_only_prints(
+    options: list[str], lines: list[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert run_printing(writer, options, outlives=False) == (NOT_WRITTEN, lines)
+    finally:
+        os.close(writer)
+
+
 def test_an_error_of_a_socket_is_not_one_of_a_file() -> None:
     def command(_: argparse.Namespace) -> int:
         raise ConnectionResetError(errno.ECONNRESET, "reset")
