@@ -46,6 +46,26 @@ class Output:
             self._tell(error)
 
 
+def open_closed() -> None:
+    """Have the standard streams that the process began without lead nowhere.
+
+    Python has None in their place, and the next file to be opened would be taken for one of them.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free, which is this one.
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            assert nowhere == number, nowhere
+            os.set_inheritable(nowhere, True)
+            mode = "r" if name == "stdin" else "w"
+            stream = os.fdopen(
+                nowhere, mode, encoding="utf-8", errors="backslashreplace", closefd=False
+            )
+            setattr(sys, name, stream)
+
+
 def all_written() -> bool:
     """Write what the standard streams still hold, before Python does at the process's end.
 

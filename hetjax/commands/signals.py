@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Self
 
 from hetjax.commands.command_line import NOT_WRITTEN
-from hetjax.commands.output import all_written
+from hetjax.commands.output import all_written, open_closed
 from hetjax.processes import end_descendants
 
 HEARD = (signal.SIGINT, signal.SIGTERM)
@@ -136,6 +136,7 @@ def run_process(main: Callable[[], int]) -> int:
     Returns:
         Its exit code; `NOT_WRITTEN` where that is 0 and what it printed could not be written.
     """
+    open_closed()
     _PROCESS.listen()
     try:
         code = main()

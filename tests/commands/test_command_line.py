@@ -107,6 +107,16 @@ def test_a_reader_that_went_away_is_not_told_of_a_command_that_only_prints(
         os.close(writer)
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_command_that_was_started_without_standard_streams_prints_nowhere(
+    options: list[str],
+) -> None:
+    source = PRINTING.replace("OPTIONS", repr(options)).replace("OUTLIVES", "False")
+    words = ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, source]
+    found = subprocess.run(words, capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "done\n")
+
+
 def test_an_error_of_a_socket_is_not_one_of_a_file() -> None:
     def command(_: argparse.Namespace) -> int:
         raise ConnectionResetError(errno.ECONNRESET, "reset")
