@@ -56,7 +56,7 @@ def train(
     The third step, one in the middle and the last one are timed, so that there is a timeline of
     every run; five of those after the third run by `settings.beside`, where that is given. Where
     `checkpoints` are wanted, the last step's is on the disk when the loop ends, also when it is
-    stopped.
+    stopped, and when it raises but for a step that was cut off.
 
     A step whose loss or gradient norm is not finite is not applied. A checkpoint that is due there
     waits for the next step that is, since nothing has changed: copies of one state would take the
@@ -84,36 +84,53 @@ def train(
     if trainer.steps_done < settings.steps:
         _check_able(trainer, settings, tune, checkpoints=checkpoints)
     timed = timed_steps(trainer.steps_done, settings.steps)
-    saved, save_is_due, in_a_row = trainer.steps_done, False, 0
+    saved = applied = trainer.steps_done
+    save_is_due, in_a_row = False, 0
     failed: SaveError | None = None
     tuning = iter(()) if tune is None or keeps_schedules(trainer.plan) else _tuning(trainer, tune)
     others, first = _beside(trainer, settings), trainer.steps_done + 1 + _STEPS_BEFORE_OTHERS
-    while trainer.steps_done < settings.steps and not stop():
-        step = trainer.steps_done + 1
-        metrics, other = next(tuning, None), None
-        is_timed = metrics is not None or step in timed
-        if metrics is None and step >= first:
-            metrics, is_timed = next(others, (None, is_timed))
-            other = settings.beside if metrics is not None else None
-        metrics = metrics or trainer.train_step(timed=is_timed)
-        is_last = step == settings.steps
-        loss = None
-        if _is_due(step, settings.evaluate_every, is_last=is_last):
-            loss = trainer.evaluate(settings.evaluation_batches)
-        save_is_due = save_is_due or _is_due(step, settings.checkpoint_every)
-        if checkpoints and save_is_due and metrics.nonfinite is None:
-            trainer.save()
-            saved, save_is_due = step, False
-        failed, told = (trainer.failed_save, failed) if checkpoints else (None, None)
-        news = failed if failed is not told else None
-        yield StepDone(metrics, loss, is_timed, saved == step, other, news)
-        in_a_row = 0 if metrics.nonfinite is None else in_a_row + 1
-        if metrics.nonfinite is not None and in_a_row == settings.max_nonfinite:
-            raise NonfiniteError(_goes_nowhere(step, metrics.nonfinite, in_a_row))
+    try:
+        while trainer.steps_done < settings.steps and not stop():
+            step = trainer.steps_done + 1
+            metrics, other = next(tuning, None), None
+            is_timed = metrics is not None or step in timed
+            if metrics is None and step >= first:
+                metrics, is_timed = next(others, (None, is_timed))
+                other = settings.beside if metrics is not None else None
+            metrics = metrics or trainer.train_step(timed=is_timed)
+            is_last = step == settings.steps
+            applied = step if metrics.nonfinite is None else applied
+            loss = None
+            if _is_due(step, settings.evaluate_every, is_last=is_last):
+                loss = trainer.evaluate(settings.evaluation_batches)
+            save_is_due = save_is_due or _is_due(step, settings.checkpoint_every)
+            if checkpoints and save_is_due and metrics.nonfinite is None:
+                trainer.save()
+                saved, save_is_due = step, False
+            failed, told = (trainer.failed_save, failed) if checkpoints else (None, None)
+            news = failed if failed is not told else None
+            yield StepDone(metrics, loss, is_timed, saved == step, other, news)
+            in_a_row = 0 if metrics.nonfinite is None else in_a_row + 1
+            if metrics.nonfinite is not None and in_a_row == settings.max_nonfinite:
+                raise NonfiniteError(_goes_nowhere(step, metrics.nonfinite, in_a_row))
+    except Exception as error:
+        if checkpoints and saved < applied:
+            _save_after(trainer, error)
+        raise
     if checkpoints and saved != trainer.steps_done:
         trainer.save()
     if checkpoints:
         trainer.finish_saving()
+
+
+def _save_after(trainer: Trainer, error: Exception) -> None:
+    """Save what was trained before an error, which a save that fails does not hide."""
+    try:
+        trainer.save(wait=True)
+    except SaveError as another:
+        error.add_note(str(another))
+    except Exception:
+        pass  # The state is between two steps, or gone with its workers: the error says why.
 
 
 def _check_able(
@@ -150,7 +167,7 @@ def _goes_nowhere(step: int, last: Nonfinite, in_a_row: int) -> str:
     return (
         f"{in_a_row} steps in a row up to step {step} were not finite and not applied, as many as "
         f"train.max_nonfinite allows; the last: {last}. Try a lower learning rate, clip gradients, "
-        f"or look at the data; checkpoints are of steps before"
+        f"or look at the data; what is saved is the last finite state"
     )
 
 

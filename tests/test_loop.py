@@ -190,10 +190,49 @@ def test_a_checkpoint_that_is_due_waits_for_a_step_that_is_applied() -> None:
     assert saves == ["save 4", "save 7"]
 
 
-def test_too_many_steps_in_a_row_end_the_loop_without_a_checkpoint() -> None:
+def test_too_many_steps_in_a_row_end_the_loop_and_save_no_state_twice() -> None:
     trainer = Diverging()
     trainer.bad = frozenset({2, 4, 5, 6})
     settings = TrainSettings(steps=100, checkpoint_every=1, max_nonfinite=3)
     with pytest.raises(NonfiniteError, match=r"3 steps in a row up to step 6"):
         run(trainer, settings, checkpoints=True)
     assert [call for call in trainer.calls if "save" in call] == ["save 1", "save 3"]
+
+
+def test_too_many_steps_in_a_row_cost_no_state() -> None:
+    trainer = Diverging()
+    trainer.bad = frozenset({4, 5, 6})
+    settings = TrainSettings(steps=100, max_nonfinite=3)
+    with pytest.raises(NonfiniteError, match="what is saved is the last finite state"):
+        run(trainer, settings, checkpoints=True)
+    assert [call for call in trainer.calls if "save" in call] == ["save 6 and wait"]
+    trainer = Diverging()
+    trainer.bad = frozenset({1, 2, 3})
+    with pytest.raises(NonfiniteError):
+        run(trainer, settings, checkpoints=True)
+    assert not [call for call in trainer.calls if "save" in call]  # nothing was trained
+
+
+class Unlucky(Recorder):
+    """Whose held-out batches cannot be read, and whose disk may be full."""
+
+    full: bool = False
+
+    def evaluate(self, max_batches: int | None) -> float:
+        raise OSError("the held-out batches are gone")
+
+    def save(self, *, wait: bool = False) -> None:
+        super().save(wait=wait)
+        if self.full:
+            raise SaveError(self.steps_done, "No space left on device")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_an_error_between_steps_costs_no_state_and_is_not_hidden(full: bool) -> None:
+    trainer = Unlucky()
+    trainer.full = full
+    with pytest.raises(OSError, match="the held-out batches are gone") as raised:
+        run(trainer, TrainSettings(steps=9, evaluate_every=2), checkpoints=True)
+    assert trainer.calls == ["step 1", "step 2", "save 2 and wait"]
+    notes = ["checkpoint 2 was not saved: No space left on device"] if full else []
+    assert getattr(raised.value, "__notes__", []) == notes

@@ -250,7 +250,7 @@ def _only_results(output: Output) -> Iterator[None]:
 
 
 def _fail(error: Exception, code: int) -> int:
-    line = " ".join(str(error).split())
+    line = " ".join("; ".join([str(error), *getattr(error, "__notes__", ())]).split())
     # A file's name or content must not tell the terminal what to do.
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     print(f"error: {shown}", file=sys.stderr)

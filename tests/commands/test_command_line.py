@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from hetjax.commands.command_line import NOT_WRITTEN, WRONG_INPUT, Parser, run_command
+from hetjax.commands.command_line import NOT_FINITE, NOT_WRITTEN, WRONG_INPUT, Parser, run_command
+from hetjax.errors import NonfiniteError
 
 NOISY = """
 import os
@@ -115,6 +116,17 @@ def test_a_command_that_was_started_without_standard_streams_prints_nowhere(
     words = ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, source]
     found = subprocess.run(words, capture_output=True, text=True)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "done\n")
+
+
+def test_what_failed_after_an_error_stands_behind_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def command(_: argparse.Namespace) -> int:
+        error = NonfiniteError("3 steps were not finite")
+        error.add_note("checkpoint 3 was not saved: No space left on device")
+        raise error
+
+    assert run_command(command, lambda: Parser("hetjax.train", "Train."), []) == NOT_FINITE
+    line = "3 steps were not finite; checkpoint 3 was not saved: No space left on device"
+    assert capsys.readouterr().err == f"error: {line}\n"
 
 
 def test_an_error_of_a_socket_is_not_one_of_a_file() -> None:
