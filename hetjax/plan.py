@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from hetjax.commands.command_line import Parser, configuration_of, named, run_command
+from hetjax.commands.output import tell_places
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
 from hetjax.files import check_writable
@@ -84,6 +85,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     published = rated(prepared, given)
     alone, others = parts(prepared), alternatives(prepared)
     told = prepared.plan.prediction
+    if arguments.report and told is None:
+        raise InputError("--report: nothing is predicted of this plan; leave it out")
+    if arguments.report:
+        write_plan_page(arguments.report, plan_report(prepared, published, alone, others))
+    if arguments.out:
+        prepared.plan.save(arguments.out)
     if arguments.json:
         content = {
             **figures.plan_figures(prepared),
@@ -96,14 +103,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         print(json.dumps(content, indent=1))
     else:
         show.show_plan(show.make_console(), prepared, published, alone, others)
-    if arguments.report and told is None:
-        raise InputError("--report: nothing is predicted of this plan; leave it out")
-    if arguments.report:
-        write_plan_page(arguments.report, plan_report(prepared, published, alone, others))
-        print(f"the report is in {arguments.report}", file=sys.stderr)
-    if arguments.out:
-        prepared.plan.save(arguments.out)
-        print(f"the plan is in {arguments.out}", file=sys.stderr)
+    tell_places(report=arguments.report, plan=arguments.out)
     return 0
 
 

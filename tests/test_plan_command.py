@@ -2,7 +2,9 @@
 
 import gc
 import importlib
+import io
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from cluster_files import TWO_AND_TWO
 
 from hetjax import planner
+from hetjax.commands.command_line import INTERRUPTED
 from hetjax.mesh import SubMesh
 from hetjax.planner import Member, Plan, PlanningProblem
 from hetjax.planner.h2.refine import Refined, refine
@@ -267,6 +270,24 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_planned(
         captured = capsys.readouterr()
         assert captured.err.startswith(f"error: {option} /dev/null/plan.html cannot be written")
         assert not captured.out
+
+
+class Interrupted(io.StringIO):
+    """A standard output that is left by whoever waits for it."""
+
+    def write(self, text: str) -> int:
+        raise KeyboardInterrupt
+
+
+def test_files_are_written_before_anything_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    monkeypatch.setattr(sys, "stdout", Interrupted())
+    given = ["--config", str(QUICKSTART), "--gin", "planner.max_stages = 1"]
+    assert plan_command(*given, "--out", str(plan), "--report", str(page)) == INTERRUPTED
+    assert plan.exists()
+    assert page.exists()
 
 
 def test_lost_devices_are_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,17 @@ class Output:
             self._tell(error)
 
 
+def tell_places(**files: str | None) -> None:
+    """Tell on the standard error where files are that were written before the results are printed.
+
+    Args:
+        files: their paths by what they are; None for those that were not asked for.
+    """
+    for what, path in files.items():
+        if path:
+            print(f"the {what} is in {path}", file=sys.stderr)
+
+
 def open_closed() -> None:
     """Have the standard streams that the process began without lead nowhere.
 
