@@ -152,16 +152,17 @@ def check_path(path: str | os.PathLike[str], subject: str) -> None:
 
 
 def check_plain(path: str | os.PathLike[str], what: str) -> None:
-    """Checks that a folder of checkpoints has no brackets in its path.
+    """Checks that a folder of checkpoints has a path that Orbax takes as it is.
 
-    Orbax takes them for a pattern, and leaves out what it has written.
+    It takes brackets for a pattern, "gs:" for a store in a cloud and a backslash for a slash, and
+    leaves out what it has written, or fails.
 
     Args:
         path: the folder; it need not be there.
         what: the option or argument that names it.
 
     Raises:
-        InputError: it has.
+        InputError: it has not.
 
     Example:
         >>> check_plain("/runs/first[1]", "workdir")
@@ -169,11 +170,26 @@ def check_plain(path: str | os.PathLike[str], what: str) -> None:
         hetjax.errors.InputError: workdir /runs/first[1]: no checkpoint can be written into \
 a folder with '[' or ']' in its path; name another one
     """
-    if not {"[", "]"}.isdisjoint(str(real_path(path))):
+    real = str(real_path(path))
+    odd = {
+        "'[' or ']'": not {"[", "]"}.isdisjoint(real),
+        "a backslash": "\\" in real,
+        "a name that ends in 'gs:'": "gs:/" in f"{real}/",
+        "a name that is not UTF-8": not _is_unicode(real),
+    }
+    if found := next((each for each, is_there in odd.items() if is_there), None):
         raise InputError(
-            f"{what} {path}: no checkpoint can be written into a folder with '[' or ']' in its "
-            f"path; name another one"
+            f"{what} {path}: no checkpoint can be written into a folder with {found} in its path; "
+            f"name another one"
         )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:

@@ -59,9 +59,25 @@ def make(**others: Any) -> Any:
     return make_trainer("local", make_plan(), **arguments)
 
 
-def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match=r"a folder with '\[' or '\]' in its path"):
-        make(workdir=tmp_path / "run[1]")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("run[1]", r"'\[' or '\]'"),
+        ("my\\run", "a backslash"),
+        ("gs:", "a name that ends in 'gs:'"),
+        ("tags:/run", "a name that ends in 'gs:'"),
+        ("r\udce9seau", "a name that is not UTF-8"),
+    ],
+)
+def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(
+    name: str, why: str, tmp_path: Path
+):
+    with pytest.raises(InputError, match=f"a folder with {why} in its path; name another"):
+        make(workdir=tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_an_impossible_name_is_refused():
     with pytest.raises(InputError, match="workdir is no possible path"):
         make(workdir="a\0b")
 

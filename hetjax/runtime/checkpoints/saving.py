@@ -85,8 +85,8 @@ class RunCheckpoints:
         messages: what was found when the folder was locked, in sentences for people.
 
     Raises:
-        InputError: another run has the folder, or it cannot be written to; its path has brackets;
-            what the source tells of its data cannot be written down.
+        InputError: another run has the folder, or it cannot be written to; its path is none that
+            Orbax takes; what the source tells of its data cannot be written down.
     """
 
     def __init__(
