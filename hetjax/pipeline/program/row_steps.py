@@ -86,14 +86,19 @@ def row_function(
     """
     equation = step.equation
     counts = {in_rows[value] for value in step.values() if value in in_rows}
-    if equation is None or len(counts) != 1 or len(step.outputs) != 1:
+    if len(counts) != 1 or len(step.outputs) != 1:
         return None
     (count,) = counts
-    made, params, name = avals[step.outputs[0]].shape, equation.params, step.name
+    made, name = avals[step.outputs[0]].shape, step.name
     keeps = bool(made) and made[0] == count
     if name in ELEMENTWISE:
         same = all(_goes_with(shape_of(operand, avals), made) for operand in step.inputs)
-        return RowFunction(functools.partial(_bound, equation, {})) if keeps and same else None
+        # A selection between the branches of a conditional is no equation.
+        of_row = step.evaluate if equation is None else functools.partial(_bound, equation, {})
+        return RowFunction(of_row) if keeps and same else None
+    if equation is None:
+        return None
+    params = equation.params
     if name in JOINS:
         over_rows = 0 in params["axes"]
         if over_rows and name not in joins:
