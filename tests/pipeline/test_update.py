@@ -98,6 +98,15 @@ def divided_step(
     return (list(parameters), list(optimizer_state)), list(metrics)
 
 
+ADAM = optax.adam(1e-2)
+
+
+def slowed(updates: Any, state: Any, params: Any = None, *, rate: float = 0.5) -> tuple[Any, Any]:
+    """Adam with a keyword of its own, and no ``value``."""
+    updates, state = ADAM.update(updates, state, params)
+    return jax.tree.map(lambda leaf: rate * leaf, updates), state
+
+
 OPTIMIZERS: Mapping[str, optax.GradientTransformation] = {
     "adam, noise": optax.chain(optax.add_noise(0.1, 0.5, 0), optax.adam(1e-2)),
     "adamw, schedule, mask": optax.adamw(
@@ -125,8 +134,13 @@ OPTIMIZERS: Mapping[str, optax.GradientTransformation] = {
     "muon": optax.contrib.muon(1e-2),
     "novograd": optax.novograd(1e-2),
     "normalized": optax.chain(optax.normalize_by_update_norm(), optax.sgd(0.1)),
+    "own keywords": optax.GradientTransformationExtraArgs(ADAM.init, slowed),
+    "own keywords, in a chain": optax.chain(
+        optax.clip_by_global_norm(0.1), optax.GradientTransformationExtraArgs(ADAM.init, slowed)
+    ),
     "rmsprop": optax.rmsprop(1e-2, centered=True, momentum=0.9),
     "rprop": optax.rprop(1e-2),
+    "sam": optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), sync_period=2),
     "schedule free": optax.contrib.schedule_free_adamw(1e-2),
     "sgd, momentum": optax.sgd(1e-1, momentum=0.9, nesterov=True),
     "zero nans, clip": optax.chain(optax.zero_nans(), optax.clip_by_global_norm(1.0), optax.sgd(1)),

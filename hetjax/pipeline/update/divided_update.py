@@ -170,7 +170,7 @@ def update_function(
     asked.
 
     Args:
-        optimizer: an Optax transformation; one that asks for the ``value`` of the loss gets it.
+        optimizer: an Optax transformation; one that takes the ``value`` of the loss gets it.
         unflatten: from leaves to the parameters' pytree.
 
     Returns:
@@ -221,11 +221,28 @@ def _unguarded(
         given = [
             jnp.zeros_like(p) if m is None else m for p, m in zip(parameters, means, strict=True)
         ]
-        updates, state = extended.update(unflatten(given), state, tree, value=metrics[0])
+        updates, state = _updated(extended, unflatten(given), state, tree, metrics[0])
         updated = optax.apply_updates(tree, updates)
         return jax.tree.leaves(updated), jax.tree.leaves(state), metrics
 
     return update
+
+
+def _updated(
+    optimizer: optax.GradientTransformationExtraArgs,
+    gradients: Any,
+    state: Any,
+    parameters: Any,
+    loss: Any,
+) -> tuple[Any, Any]:
+    """What an optimizer makes of gradients, and of the loss where it takes that as ``value``."""
+    try:
+        return optimizer.update(gradients, state, parameters, value=loss)
+    except TypeError as error:
+        # No signature tells it: a chain takes all keywords, and hands them on to what may not.
+        if "unexpected keyword argument 'value'" not in str(error):
+            raise
+        return optimizer.update(gradients, state, parameters)
 
 
 def _means(parameters: Sequence[Any], gradients: Sequence[Any], count: Any) -> list[Any]:
@@ -395,7 +412,7 @@ def _naming_what_it_wants() -> Iterator[None]:
             raise
         raise InputError(
             f"the optimizer's update fails: {error} (it is given the gradients, its state, the "
-            f"parameters, and the 'value' of the loss)"
+            f"parameters, and the 'value' of the loss where it takes one)"
         ) from error
 
 
