@@ -106,12 +106,12 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     """A sentence for a name that is not known, with the nearest one that is.
 
     Args:
         what: what the name stands for, e.g. ``"device kind"``.
-        name: the name that was given.
+        name: what was given in the place of a name.
         known: the names that are allowed.
 
     Returns:
@@ -122,7 +122,8 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
         "unknown device kind 'A10'; did you mean 'A100-40'? Allowed: A100-40, T4"
     """
     allowed = sorted(known)
-    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    text = name if isinstance(name, str) else ""
+    near = difflib.get_close_matches(text, allowed, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown {what} {shown(name)}{hint} Allowed: {', '.join(allowed) or 'none'}"
 
@@ -145,6 +146,25 @@ def check_count(name: str, value: object) -> None:
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not (is_whole and value >= 1):  # type: ignore[operator]
         raise InputError(f"{name} is {shown(value)}; it must be a whole number, 1 or more")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Check that something is True or False.
+
+    Args:
+        name: what it is called.
+        value: what was given.
+
+    Raises:
+        InputError: it is neither.
+
+    Example:
+        >>> check_flag("allow_recompute", "no")
+        Traceback (most recent call last):
+        hetjax.errors.InputError: allow_recompute is 'no'; it must be True or False
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {shown(value)}; it must be True or False")
 
 
 def check_numbers(name: str, values: object) -> None:

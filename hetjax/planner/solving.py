@@ -12,7 +12,7 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.collecting import seldom_collected
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.planner.annotated.annotated_plan import plan_of_annotations
@@ -119,6 +119,7 @@ def plan(
         fast[0:2] 1x2 tensor 2
         slow[0:1] 1x1 one device
     """
+    _check_planner(planner)
     if num_microbatches is None and (annotations is not None or planner is not None):
         given = "annotations" if annotations is not None else "planner"
         raise InputError(
@@ -191,7 +192,16 @@ def solve(problem: PlanningProblem, planner: Planner | None = None) -> Plan:
         problem names.
 
     Raises:
-        InputError: the model fits nowhere.
+        InputError: the model fits nowhere, or the planner is none.
     """
+    _check_planner(planner)
     made = (planner or DynamicProgram()).plan(problem)
     return complete(made, problem) if made.is_predictable else made
+
+
+def _check_planner(planner: object) -> None:
+    is_made = not isinstance(planner, type) and callable(getattr(planner, "plan", None))
+    if planner is not None and not is_made:
+        raise InputError(
+            f"planner is {shown(planner)}; it must be a planner, such as DynamicProgram(), or None"
+        )

@@ -381,8 +381,8 @@ def test_what_is_wrong_in_a_table_is_named(times: str, told: str, tmp_path: Path
         from_tables(tmp_path / "layers.csv", tmp_path / "times.csv", "a", "made up")
 
 
-@pytest.mark.parametrize("counts", [(), (0,), (3,), (-1,)])
-def test_numbers_of_microbatches_divide_the_batch(counts: tuple[int, ...]):
+@pytest.mark.parametrize("counts", [(), (0,), (3,), (-1,), (4.0,), ("4",), 4])
+def test_numbers_of_microbatches_divide_the_batch(counts: Any):
     planner = ForeignPlanner(PROFILE, cluster(OLD, NEW), PlanOptions())
     with pytest.raises(InputError, match=r"counts is .* that divide batch_size, 8"):
         planner.find(8, counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,8 +13,13 @@ import pytest
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.pipeline.program.tracing import trace
-from hetjax.planner import PlanOptions
-from hetjax.planner.problem.problem import PlanningProblem, make_problem, optimizer_bytes
+from hetjax.planner import DynamicProgram, PlanOptions, plan
+from hetjax.planner.problem.problem import (
+    PlanningProblem,
+    make_problem,
+    optimizer_bytes,
+    trace_microbatch,
+)
 from hetjax.planner.work import stage_work as work_module
 from hetjax.planner.work.stage_work import measure, product_dtype
 
@@ -115,14 +121,23 @@ def test_optimizer_state():
         ({"num_microbatches": 2.0}, "num_microbatches is 2.0; it must be a whole number"),
         ({"optimizer": optax}, "optimizer is <module .*; it must be an Optax transformation"),
         ({"num_microbatches": 0}, "num_microbatches is 0; it must be a whole number, 1 or more"),
-        ({"num_layers": 0}, "num_layers is 0; it must be 1 or more"),
+        ({"num_layers": 0}, "num_layers is 0; it must be a whole number, 1 or more"),
+        ({"num_layers": 2.5}, "num_layers is 2.5; it must be a whole number, 1 or more"),
         (
             {"num_microbatches": 5},
             "batch_size = 32 is not divided by num_microbatches = 5; .* 1, 2, 4, 8, 16, 32",
         ),
         ({"min_stages": 3}, "min_stages is 3; it must be from 1 to 2"),
         ({"min_stages": 2, "num_layers": 1}, "min_stages is 2; it must be from 1 to 1"),
-        ({"max_stages": 0}, "max_stages is 0; it must be at least min_stages"),
+        ({"min_stages": None}, "min_stages is None; it must be a whole number, 1 or more"),
+        ({"max_stages": 0}, "max_stages is 0; it must be a whole number, 1 or more"),
+        ({"max_stages": 1, "min_stages": 2}, "max_stages is 1; it must be at least min_stages"),
+        ({"max_pipelines": "x"}, "max_pipelines is 'x'; it must be a whole number, 1 or more"),
+        ({"max_passes": 2.5}, "max_passes is 2.5; it must be a whole number, 1 or more"),
+        ({"schedule": None}, "unknown schedule None. Allowed: 1f1b, "),
+        ({"objective": 1}, "unknown objective 1. Allowed: cost, step_time"),
+        ({"allow_recompute": "no"}, "allow_recompute is 'no'; it must be True or False"),
+        ({"union_stages": None}, "union_stages is None; it must be True or False"),
         ({"batch": {}}, "batch has no arrays"),
         ({"batch": jnp.ones(())}, "is a scalar: its first axis must be the examples"),
     ],
@@ -130,6 +145,35 @@ def test_optimizer_state():
 def test_bad_input(options, message):
     with pytest.raises(InputError, match=message):
         problem_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"options": {"schedule": "1f1b"}}, "options is {'schedule': '1f1b'}; it must be a PlanOp"),
+        ({"planner": "harp"}, r"planner is 'harp'; it must be a planner, such as DynamicProgram()"),
+        ({"planner": DynamicProgram}, "planner is <class .*; it must be a planner"),
+    ],
+)
+def test_what_is_of_another_type_is_named(given: Any, message: str):
+    given = {"options": PlanOptions(), **given}
+    batch = jax.ShapeDtypeStruct((32, 16), jnp.float32)
+    with pytest.raises(InputError, match=message):
+        plan(
+            loss,
+            WEIGHTS,
+            batch,
+            cluster=CLUSTER,
+            optimizer=optax.sgd(1e-2),
+            num_microbatches=4,
+            **given,
+        )
+
+
+@pytest.mark.parametrize("no_loss", [lambda w, x: 1.0, lambda w, x: (jnp.sum(x), 32.0)])
+def test_a_loss_that_no_parameter_reaches_is_refused(no_loss: Callable[..., Any]):
+    with pytest.raises(InputError, match="a loss that depends on no parameter"):
+        trace_microbatch(no_loss, WEIGHTS, jnp.ones((32, 16)), 4)
 
 
 def test_a_model_of_too_few_layers():

@@ -30,7 +30,7 @@ from hetjax.planner.plan.member_annotations import Wider, restricted
 from hetjax.planner.plan.obeyed_reshards import obey_reshards
 from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
-from hetjax.planner.problem.options import DEFAULTS, PlanOptions
+from hetjax.planner.problem.options import DEFAULTS, PlanOptions, check_options
 from hetjax.planner.problem.problem import trace_microbatch
 from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
 from hetjax.sharding.annotation.subgroup import Subgroup
@@ -91,6 +91,7 @@ def plan_of_annotations(
         >>> stage.devices_text, stage.shares.parameters[""]
         ('fast[0:2] 1x2 + slow[0:1] 1x1', Share(dimension=1, sizes=(4, 2)))
     """
+    check_options(options)
     if options != PlanOptions(schedule=options.schedule):
         raise InputError(
             "options: where annotations say what the plan is, there is nothing else to choose; "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetjax.errors import DoesNotFitError, InputError, unknown_name
+from hetjax.errors import DoesNotFitError, InputError, check_count, shown, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.quantities import format_bytes
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
@@ -24,7 +24,7 @@ from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.prices import node_prices
 from hetjax.planner.plan.stage_plan import PipelinePlan
 from hetjax.planner.predictions.schedule_choice import reschedule
-from hetjax.planner.problem.options import PlanOptions
+from hetjax.planner.problem.options import PlanOptions, check_options
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.rates import USABLE_MEMORY
 
@@ -59,6 +59,13 @@ class ForeignFound:
     seconds: float
 
 
+def _divides(count: object, batch_size: int) -> bool:
+    """Whether something is a number of microbatches that a batch has."""
+    if not isinstance(count, int | np.integer) or isinstance(count, bool):
+        return False
+    return int(count) >= 1 and batch_size % int(count) == 0
+
+
 @dataclass(frozen=True)
 class ForeignPlanner:
     """Plans one pipeline by what a profile says, for the best number of microbatches.
@@ -89,6 +96,7 @@ class ForeignPlanner:
     options: PlanOptions
 
     def __post_init__(self) -> None:
+        check_options(self.options)
         if self.options.schedule not in WARM_UP_SCHEDULES:
             raise InputError(
                 f"{unknown_name('planner.schedule', self.options.schedule, WARM_UP_SCHEDULES)}; a "
@@ -124,10 +132,11 @@ class ForeignPlanner:
             DoesNotFitError: the model fits in no way.
         """
         began = time.perf_counter()
-        wrong = [count for count in counts if count < 1 or batch_size < 1 or batch_size % count]
-        if wrong or not counts:
+        check_count("batch_size", batch_size)
+        is_some = isinstance(counts, Sequence) and len(counts) > 0
+        if not is_some or not all(_divides(count, batch_size) for count in counts):
             raise InputError(
-                f"counts is {tuple(counts)}; it must be one or more numbers of microbatches that "
+                f"counts is {shown(counts)}; it must be one or more numbers of microbatches that "
                 f"divide batch_size, {batch_size}"
             )
         searches = [_CountSearch(self, batch_size // count, count) for count in counts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetjax.errors import InputError, unknown_name
+from hetjax.errors import InputError, check_count, check_flag, shown, unknown_name
 from hetjax.limits import MAX_PASSES
 from hetjax.pipeline.schedules.schedule import SCHEDULES
 from hetjax.planner.plan.prices import OBJECTIVES
@@ -35,7 +35,8 @@ class PlanOptions:
             or its cost, the price of the nodes that are used in that time.
 
     Raises:
-        InputError: a count is out of range, or the schedule or the objective is unknown.
+        InputError: a count is none or out of range, the schedule or the objective is unknown, or
+            what is asked by whether is neither True nor False.
 
     Example:
         >>> PlanOptions(schedule="1f1b", max_pipelines=1).allow_recompute
@@ -58,17 +59,39 @@ class PlanOptions:
             raise InputError(unknown_name("objective", self.objective, OBJECTIVES))
         if self.schedule not in SCHEDULES:
             raise InputError(unknown_name("schedule", self.schedule, SCHEDULES))
-        for name in ("num_layers", "max_pipelines"):
+        for name in ("min_stages", "max_pipelines", "max_passes"):
+            check_count(name, getattr(self, name))
+        for name in ("num_layers", "max_stages"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; it must be 1 or more")
-        if not 1 <= self.max_passes <= MAX_PASSES:
+            if value is not None:
+                check_count(name, value)
+        for name in ("allow_recompute", "union_stages", "synthesised_stages"):
+            check_flag(name, getattr(self, name))
+        if self.max_passes > MAX_PASSES:
             raise InputError(f"max_passes is {self.max_passes}; it must be from 1 to {MAX_PASSES}")
         if self.max_stages is not None and self.max_stages < self.min_stages:
             raise InputError(
                 f"max_stages is {self.max_stages}; it must be at least min_stages, which is "
                 f"{self.min_stages}"
             )
+
+
+def check_options(options: object) -> None:
+    """Check that what a plan may be is said by `PlanOptions`.
+
+    Args:
+        options: what was given.
+
+    Raises:
+        InputError: it is something else.
+
+    Example:
+        >>> check_options({"schedule": "1f1b"})
+        Traceback (most recent call last):
+        hetjax.errors.InputError: options is {'schedule': '1f1b'}; it must be a PlanOptions
+    """
+    if not isinstance(options, PlanOptions):
+        raise InputError(f"options is {shown(options)}; it must be a PlanOptions")
 
 
 DEFAULTS = PlanOptions()

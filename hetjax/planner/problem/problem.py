@@ -25,14 +25,14 @@ from hetjax.pipeline.layers.structural_layers import (
     structural_layers,
 )
 from hetjax.pipeline.program.loss import abstract, check_examples, parameter_shapes
-from hetjax.pipeline.program.traced_program import Program, num_bytes
+from hetjax.pipeline.program.traced_program import Program, needed_steps, num_bytes, operand_value
 from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.update.unchanged_leaves import frozen_leaves, with_frozen_leaves
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prices import node_prices
 from hetjax.planner.problem.known_slices import KnownSlices
-from hetjax.planner.problem.options import DEFAULTS, PlanOptions
+from hetjax.planner.problem.options import DEFAULTS, PlanOptions, check_options
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.layer_runs import Runs, all_runs
 from hetjax.planner.work.profile import Profile
@@ -176,10 +176,11 @@ def make_problem(
         The problem.
 
     Raises:
-        InputError: a count is out of range, the batch does not divide, a price is missing, or the
-            loss function cannot be traced.
+        InputError: a count is out of range, the batch does not divide, a price is missing, the
+            optimizer or the options are something else, or the loss function cannot be traced.
     """
     cluster = as_cluster(cluster)
+    check_options(options)
     if options.objective == "cost":
         node_prices(cluster)
     check_count("num_microbatches", num_microbatches)
@@ -234,13 +235,26 @@ def trace_microbatch(
         divides_sequences: whether members of a stage may share the context.
 
     Raises:
-        InputError: the batch does not divide, or the loss function cannot be traced.
+        InputError: the batch does not divide, the loss function cannot be traced, or no parameter
+            reaches the loss.
     """
     shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
     program = trace(
         loss_function, parameters, shapes, has_aux=has_aux, divides_sequences=divides_sequences
     )
+    _check_reach(program)
     return program, microbatch_size
+
+
+def _check_reach(program: Program) -> None:
+    """Check that the loss has to do with the parameters."""
+    steps = needed_steps(program.steps, [program.total])
+    reached = {operand_value(program.total)}.union(*(step.values() for step in steps))
+    if reached.isdisjoint(program.parameters):
+        raise InputError(
+            "the loss function returned a loss that depends on no parameter, so nothing would be "
+            "trained; it must be computed from parameters"
+        )
 
 
 def num_examples(batch: PyTree) -> int:
@@ -386,7 +400,7 @@ def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:
 def _check_min_stages(options: PlanOptions, cluster: Cluster) -> None:
     min_stages, num_layers = options.min_stages, options.num_layers
     most = min(cluster.num_devices, num_layers or cluster.num_devices)
-    if not 1 <= min_stages <= most:
+    if min_stages > most:
         layer = "" if num_layers is None else f" and a layer (num_layers is {num_layers})"
         raise InputError(
             f"min_stages is {min_stages}; it must be from 1 to {most}, since a stage needs a "
