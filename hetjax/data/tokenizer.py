@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NO_TOKEN = "hetjax: no token"
+"""What models are told that their unknown token is called which have none."""
+
 
 @dataclass(frozen=True)
 class CheckedTokenizer:
@@ -28,10 +31,12 @@ class CheckedTokenizer:
         path: its file.
         vocabulary: one more than its largest id. Where ids have holes, that is more than it has
             tokens.
+        unknown: the id of all that it does not know; None where it has none, and refuses it.
     """
 
     path: str
     vocabulary: int
+    unknown: int | None
     _tokenizer: tokenizers.Tokenizer
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
@@ -44,7 +49,8 @@ class CheckedTokenizer:
             [n] int32, each below the vocabulary.
 
         Raises:
-            InputError: it cannot encode a text.
+            InputError: it cannot encode a text, or has no token for a piece and none for the
+                unknown.
         """
         found = [np.array(one.ids, np.int64) for one in self._encoded(texts)]
         tokens = np.concatenate([np.zeros(0, np.int64), *found])
@@ -64,13 +70,12 @@ class CheckedTokenizer:
         Raises:
             InputError: a piece has none; it is named.
         """
-        unknown = getattr(self._tokenizer.model, "unk_token", None)
         (encoded,) = self._encoded([text])
-        for token, (start, stop) in zip(encoded.tokens, encoded.offsets, strict=True):
-            if token == unknown:
+        for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
+            if token == self.unknown:
                 raise InputError(
                     f"tokenizer {self.path!r} does not know {shown(text[start:stop])}, of which "
-                    f"it makes {unknown!r}"
+                    f"it makes {self._tokenizer.id_to_token(token)!r}"
                 )
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -91,10 +96,37 @@ class CheckedTokenizer:
         )
 
     def _encoded(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        return _asked(
-            lambda: self._tokenizer.encode_batch(list(texts), add_special_tokens=False),
-            f"tokenizer {self.path!r} cannot encode the text",
+        try:
+            return _asked(
+                lambda: self._tokenizer.encode_batch(list(texts), add_special_tokens=False),
+                f"tokenizer {self.path!r} cannot encode the text",
+            )
+        except InputError as error:
+            if _NO_TOKEN not in str(error):
+                raise
+        lost = shown(self._shortest_lost(next(filter(self._loses, texts))))
+        raise InputError(
+            f"tokenizer {self.path!r} has no token for {lost}, and none for what it does not know, "
+            f"so it would leave that out; it must have been made of such text, or of bytes"
         )
+
+    def _loses(self, text: str) -> bool:
+        """Whether the model has no tokens for all of a text."""
+        try:
+            self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:
+            return _NO_TOKEN in str(error)
+        return False
+
+    def _shortest_lost(self, text: str) -> str:
+        """A piece of a text that the model has no token for."""
+        while len(text) > 1:
+            halves = text[: len(text) // 2], text[len(text) // 2 :]
+            shorter = next(filter(self._loses, halves), None)
+            if shorter is None:
+                break
+            text = shorter
+        return text
 
 
 @functools.lru_cache(maxsize=4)
@@ -115,7 +147,7 @@ def load_tokenizer(path: str) -> CheckedTokenizer:
 
     subject = f"tokenizer {path!r}"
     text = read_text(path, subject, MAX_MADE_BYTES)
-    parse_json(text, f"{subject} is not a tokenizer.json: the file")
+    content = parse_json(text, f"{subject} is not a tokenizer.json: the file")
     tokenizer = _asked(
         lambda: tokenizers.Tokenizer.from_str(text), f"{subject} is not a tokenizer.json"
     )
@@ -131,7 +163,19 @@ def load_tokenizer(path: str) -> CheckedTokenizer:
             f"{subject} has the id {ids[last]} for the token {shown(last)}; ids must be below "
             f"{MAX_VOCABULARY}"
         )
-    return CheckedTokenizer(path, ids[last] + 1, tokenizer)
+    return CheckedTokenizer(path, ids[last] + 1, _unknown(tokenizer, content), tokenizer)
+
+
+def _unknown(tokenizer: tokenizers.Tokenizer, content: Any) -> int | None:
+    """The id of a model's unknown token. One that leaves out what it does not know gets none."""
+    import tokenizers
+
+    model = tokenizer.model
+    if isinstance(model, tokenizers.models.Unigram):
+        return content["model"].get("unk_id")
+    if isinstance(model, tokenizers.models.BPE) and model.unk_token is None:
+        model.unk_token = _NO_TOKEN  # Not in the vocabulary: what would be left out is an error.
+    return model.token_to_id(model.unk_token)
 
 
 def _asked(question: Callable[[], T], subject: str) -> T:
