@@ -21,6 +21,8 @@ from hetjax.mesh import Cluster
 from hetjax.models import LanguageModel, generate
 from hetjax.planner import PlanOptions, plan
 from hetjax.runtime import CheckpointFolder, Trainer
+from hetjax.runtime.checkpoints import checkpoint_files
+from hetjax.runtime.checkpoints.manifest import Manifest
 
 SHAPES = {
     "gpt": """
@@ -280,6 +282,30 @@ def test_a_run_that_replaces_a_checkpoint_is_not_disturbed(run, tmp_path, capsys
     assert "at step 1" in capsys.readouterr().err
     assert replaced.is_dir()
     assert not newest.exists()
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_checkpoint_that_goes_away_while_it_is_read(run, tmp_path, capsys, monkeypatch, pruned):
+    """Where a run has removed it, there is another newest one; elsewhere a file is missing."""
+    folder = tmp_path / "copy"
+    shutil.copytree(run[0], folder)
+    verify = checkpoint_files.verify_files
+
+    def verify_and_remove(path: Path, manifest: Manifest) -> None:
+        verify(path, manifest)
+        if manifest.step == 2 and pruned:
+            shutil.rmtree(path)
+        elif manifest.step == 2:
+            for file in path.glob("stage_0/d/*"):
+                file.unlink()
+
+    monkeypatch.setattr(checkpoint_files, "verify_files", verify_and_remove)
+    given = ["--workdir", str(folder), "--prompt", "a", "--length", "1"]
+    if pruned:
+        assert main(given) == 0
+        assert "at step 1" in capsys.readouterr().err
+    else:
+        assert "00000002 cannot be read: No such file" in refused(capsys, *given)
 
 
 def test_a_tokenizers_words(tmp_path, capsys):

@@ -107,7 +107,8 @@ class TextModel:
 
         Args:
             workdir: the run's folder, in which nothing is changed: the run may be going on.
-            step: the checkpoint's; None for the newest whole one.
+            step: the checkpoint's; None for the newest whole one. Where the run removes it while it
+                is read, that is the newest one then.
 
         Returns:
             The parameters, and what there is to tell of the checkpoint.
@@ -115,10 +116,20 @@ class TextModel:
         Raises:
             CheckpointError: there is none, or it is not whole, or of another model.
         """
-        path = workdir / CHECKPOINTS_FOLDER
-        folder = CheckpointFolder(path, read_only=True)
+        folder = CheckpointFolder(workdir / CHECKPOINTS_FOLDER, read_only=True)
+        before = folder.steps()
+        try:
+            return self._read(folder, step)
+        except CheckpointError:
+            if step is not None or folder.steps() == before:
+                raise
+            return self._read(folder, step)
+
+    def _read(self, folder: CheckpointFolder, step: int | None) -> tuple[PyTree, list[str]]:
         if not folder.steps():
-            raise CheckpointError(f"there is no checkpoint in {path}; has the run saved one yet?")
+            raise CheckpointError(
+                f"there is no checkpoint in {folder.path}; has the run saved one yet?"
+            )
         model = self._model
         shapes = model.parameter_shapes()
         fingerprint = trace(model.loss, shapes, model.batch_shapes(1)).model

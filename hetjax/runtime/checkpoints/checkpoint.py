@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from hetjax.errors import CheckpointError, reason_of
+from hetjax.errors import CheckpointError
 from hetjax.mesh.hetero import JaxDevice
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.loss import path_names
@@ -35,7 +35,7 @@ from hetjax.runtime.checkpoints.checkpoint_files import (
 from hetjax.runtime.checkpoints.leaf_loads import LeafLoad, read_loads
 from hetjax.runtime.checkpoints.manifest import Manifest, SavedPart
 from hetjax.runtime.checkpoints.nonfinite import are_finite, were_finite
-from hetjax.runtime.checkpoints.orbax_words import quieten, write_reason
+from hetjax.runtime.checkpoints.orbax_words import disk_reason, quieten
 from hetjax.runtime.checkpoints.saved_leaves import (
     HeldPart,
     SavedLeaves,
@@ -152,10 +152,7 @@ def load_parameters(folder: Path, shapes: PyTree, device: JaxDevice) -> PyTree:
         LeafLoad(leaves.part(ParameterPart(leaf), ""), shape.dtype, sharding, saved)
         for leaf, shape in enumerate(leaves.shapes)
     ]
-    try:
-        stored = read_loads(folder, loads)
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} cannot be read: {reason_of(error)}") from None
+    stored = read_loads(folder, loads)
     return jax.tree.unflatten(jax.tree.structure(shapes), [load.assemble(stored) for load in loads])
 
 
@@ -268,12 +265,7 @@ class StageSaver:
                 self._kinds, self._held, (compiled.parameters, compiled.state), strict=True
             )
         )
-        try:
-            stored = read_loads(folder, [*parameters, *optimizer])
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"checkpoint {folder} cannot be read: {reason_of(error)}"
-            ) from error
+        stored = read_loads(folder, [*parameters, *optimizer])
         return StageState(
             [load.assemble(stored) for load in parameters],
             [load.assemble(stored) for load in optimizer],
@@ -377,7 +369,7 @@ def waited(saver: StageSaver, worker: str) -> StageRecord | SaveFailure | None:
     try:
         return saver.wait()
     except Exception as error:
-        return SaveFailure(worker, write_reason(error))
+        return SaveFailure(worker, disk_reason(error))
 
 
 def _asynchronous_checkpointer() -> Any:

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from hetjax.errors import CheckpointError
 from hetjax.pipeline.program.loss import host_shape
 from hetjax.runtime.checkpoints.manifest import SavedPart
+from hetjax.runtime.checkpoints.orbax_words import disk_reason, quieten
 from hetjax.runtime.compilation.compiling import put_from_host
 from hetjax.sharding.annotation.bounds import extent, overlap, volume, within
 
@@ -93,9 +94,25 @@ def read_loads(folder: Path, loads: Sequence[LeafLoad]) -> dict[str, Any]:
     Args:
         folder: the checkpoint.
         loads: what is wanted.
+
+    Returns:
+        The saved parts.
+
+    Raises:
+        CheckpointError: a file is not there any more, or cannot be read.
     """
+    try:
+        return _stored(folder, loads)
+    except (OSError, ValueError) as error:  # Orbax's, and TensorStore's.
+        raise CheckpointError(
+            f"checkpoint {folder} cannot be read: {disk_reason(error)}"
+        ) from error
+
+
+def _stored(folder: Path, loads: Sequence[LeafLoad]) -> dict[str, Any]:
     import orbax.checkpoint as ocp
 
+    quieten()
     wanted: dict[str, dict[str, Any]] = {}
     for load in loads:
         for source, _ in load.sources:
