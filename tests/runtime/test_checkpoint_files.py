@@ -256,6 +256,19 @@ def test_an_interrupted_replacement_is_finished(checkpoints, renamed):
     assert names(checkpoints) == ["00000005"]
 
 
+@pytest.mark.parametrize("kind", ["a file", "a link"])
+def test_what_only_has_the_name_of_a_replaced_one_is_removed(checkpoints, kind):
+    path = save(checkpoints, 5)
+    old = checkpoints.path / ".old-00000005"
+    if kind == "a file":
+        old.write_text("no checkpoint")
+    else:
+        old.symlink_to(path)
+    assert newest(checkpoints).step == 5
+    assert save(checkpoints, 5, b"others") == path
+    assert names(checkpoints) == ["00000005"]
+
+
 def test_models_are_compared_before_files_are_read(checkpoints):
     path = save(checkpoints, 5)
     manifest = dataclasses.replace(read_manifest(path), model="other")

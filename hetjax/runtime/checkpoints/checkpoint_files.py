@@ -438,7 +438,9 @@ class CheckpointFolder:
         """Finish an interrupted replacement: the old one stays where there is no new one."""
         for replaced in self.path.glob(f"{_REPLACED}*"):
             final = self.path / replaced.name.removeprefix(_REPLACED)
-            if final.exists():
+            if replaced.is_symlink() or not replaced.is_dir():
+                replaced.unlink()  # It is no checkpoint, and stands in the way of one.
+            elif final.exists():
                 shutil.rmtree(replaced)
             else:
                 replaced.rename(final)
