@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from hetjax.errors import InputError
+from hetjax.reading import check_regular
 
 LOCK_FILE = ".lock"
 """The name of the lock's file in its folder; it stays there, empty, when the lock is released."""
@@ -35,6 +36,8 @@ WATCH_SECONDS = 3 * TOUCH_SECONDS
 """How long the file of a holder on another host must lie untouched to be taken over."""
 
 _RETRY_SECONDS = 0.5
+# Without O_NONBLOCK, to open a pipe is to wait for its other end.
+_OPENED = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -82,7 +85,8 @@ class FolderLock:
             so; else None.
 
     Raises:
-        InputError: another one holds the lock, who is named; or the folder cannot be written to.
+        InputError: another one holds the lock, who is named; or the folder cannot be written to, or
+            what has the name of the lock is no regular file.
 
     Example:
         >>> import tempfile
@@ -100,10 +104,11 @@ class FolderLock:
         self._what = f"{what} {folder}"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            handle = os.open(self.path, _OPENED | os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise InputError(f"{self._what} cannot be written to: {error.strerror}") from None
         try:
+            check_regular(handle, f"{self.path} cannot be locked")
             self._take(handle)
         except BaseException:
             os.close(handle)
@@ -173,12 +178,17 @@ def holder_of(folder: str | os.PathLike[str]) -> Holder | None:
 
     Returns:
         The holder; None where the lock is free, as far as locks reach, and where nobody can tell.
+
+    Raises:
+        InputError: what has the name of the lock is no regular file.
     """
+    path = Path(folder) / LOCK_FILE
     try:
-        handle = os.open(Path(folder) / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, _OPENED | os.O_RDONLY)
     except OSError:
         return None
     try:
+        check_regular(handle, f"{path} cannot be locked")
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return (_read(handle) or _UNNAMED) if error.errno in _HELD else None

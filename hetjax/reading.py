@@ -58,11 +58,24 @@ def opened(path: str | os.PathLike[str], subject: str) -> Iterator[int]:
     except ValueError:  # A NUL, or what UTF-8 has no bytes for.
         raise InputError(f"{subject} cannot be read: no file can have that name") from None
     try:
-        if other := _KINDS.get(stat.S_IFMT(os.fstat(handle).st_mode)):
-            raise InputError(f"{subject} cannot be read: {other}")
+        check_regular(handle, f"{subject} cannot be read")
         yield handle
     finally:
         os.close(handle)
+
+
+def check_regular(handle: int, refused: str) -> None:
+    """Checks that what was opened is a regular file.
+
+    Args:
+        handle: its descriptor.
+        refused: how the error's sentence begins, such as ``"--plan p.json cannot be read"``.
+
+    Raises:
+        InputError: it is a folder, a pipe, a socket or a device.
+    """
+    if other := _KINDS.get(stat.S_IFMT(os.fstat(handle).st_mode)):
+        raise InputError(f"{refused}: {other}")
 
 
 def read_bytes(

@@ -55,6 +55,13 @@ def test_the_holder_is_named_and_a_killed_one_holds_nothing(tmp_path: Path):
         assert time.monotonic() - began < folder_lock.WATCH_SECONDS / 2  # it was on this host
 
 
+def test_what_is_no_file_is_no_lock_and_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / LOCK_FILE)
+    for take in (holder_of, lambda folder: FolderLock(folder, "the folder")):
+        with pytest.raises(InputError, match=r"\.lock cannot be locked: it is a pipe, not a file"):
+            take(tmp_path)
+
+
 def test_two_in_one_process_exclude_each_other(tmp_path: Path):
     lock = FolderLock(tmp_path, "the folder")
     with pytest.raises(InputError, match="in use by this very process"):
