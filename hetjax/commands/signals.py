@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Self
 
 from hetjax.commands.command_line import NOT_WRITTEN
@@ -22,7 +22,7 @@ from hetjax.commands.output import all_written, open_closed
 from hetjax.processes import end_descendants
 
 HEARD = (signal.SIGINT, signal.SIGTERM)
-"""The signals that are heard."""
+"""The signals that are heard, but for those that the process was started to ignore."""
 
 EXIT_BASE = 128
 """What is added to a signal's number to make an exit code, as shells do."""
@@ -90,17 +90,19 @@ class _ProcessSignals:
 
     def listen(self) -> None:
         """Hear signals from now on."""
+        # A shell has Ctrl-C ignored by what a script puts in the background.
+        heard = {each for each in HEARD if signal.getsignal(each) != signal.SIG_IGN}
         # Before any other thread is there: threads take over the mask of the one that starts them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+        signal.pthread_sigmask(signal.SIG_BLOCK, heard)
         # Ray's processes must not take it over: they end by SIGTERM.
         os.register_at_fork(
-            after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+            after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
         )
-        threading.Thread(target=self._hear, name="signals", daemon=True).start()
+        threading.Thread(target=self._hear, args=(heard,), name="signals", daemon=True).start()
 
-    def _hear(self) -> None:
+    def _hear(self, heard: Set[signal.Signals]) -> None:
         while True:
-            number, request = signal.sigwait(HEARD), self.request
+            number, request = signal.sigwait(heard), self.request
             said = None if request is None else request.hear(number)
             if said is None:
                 self._end(number)

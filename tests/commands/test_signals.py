@@ -66,6 +66,19 @@ def test_a_signal_that_comes_when_a_command_is_done_says_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    ("ignored", "after", "code"), [("INT", "0.2", 0), ("TERM", "60", 128 + signal.SIGINT)]
+)
+def test_a_signal_that_a_command_was_started_to_ignore_ends_nothing(
+    ignored: str, after: str, code: int
+):
+    main = f"os.kill(os.getpid(), signal.SIGINT); time.sleep({after})"
+    ended = ENDS_SLOWLY.replace("lambda: time.sleep(1)", "lambda: None").format(main=main)
+    words = ["sh", "-c", f'trap "" {ignored}; exec "$0" -c "$1"', sys.executable, ended]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+
+
 def test_processes_of_processes_are_found():
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
