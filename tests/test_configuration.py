@@ -141,6 +141,32 @@ def test_a_cluster_is_measured_or_written() -> None:
     assert read_configuration(None, ["cluster.measure = True"]).cluster.measure
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train.steps = 20\n\ntrain.steps = 30", "line 3: train.steps is given twice"),
+        ("train:\n  steps = 20\n  steps = 30\n", "line 3: train.steps is given twice"),
+        ("few = 2\nfew = 3\ntrain.steps = %few", "line 2: few is given twice"),
+        ("optimizer.options = {'b2': 0.9,\n'b' \"2\": 0.5}", "line 2: the key 'b2' is given twice"),
+        ("optimizer.options = {'a': [{'b': 1, 'b': 2}]}", "line 1: the key 'b' is given twice"),
+    ],
+)
+def test_what_is_given_twice_in_one_file_is_refused(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "twice.gin"
+    file.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_configuration(file)
+    assert str(error.value) == f"{file}, {message}"
+
+
+def test_a_key_may_be_a_value_and_a_key_of_another_mapping() -> None:
+    options = {"b1": {"b2": 1, "b1": "b2"}, "b2": [{"b2": "b1"}, {"b2": "b1"}]}
+    found = read_configuration(bindings=[f"optimizer.options = {options!r}"])
+    assert found.optimizer.options == options
+
+
 def test_errors_name_the_file_and_the_line(tmp_path: Path) -> None:
     file = tmp_path / "run.gin"
     file.write_text("train.steps = 5\n\ntrain.sed = 1\n")

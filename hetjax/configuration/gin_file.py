@@ -7,6 +7,7 @@ would look up by ``@reference``, ``import`` or scope does not exist here, and is
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import tokenize
@@ -164,12 +165,17 @@ class _Files:
         if self._num_left < 0:
             raise InputError(f"{source}: all settings are more than {MAX_WRITTEN_BYTES} characters")
         found: list[_Binding] = []
+        bound: set[str] = set()
         for statement in _statements(text, source):
             place = _place(source, statement.location.line_num)
             if isinstance(statement, config_parser.IncludeStatement):
                 found += self.read(Path(_look_up(statement.filename, folder)), including)
             elif isinstance(statement, config_parser.BindingStatement):
-                found.append(_binding(statement, place, folder))
+                binding = _binding(statement, place, folder)
+                if binding.name in bound:
+                    raise InputError(f"{place}: {binding.name} is given twice")
+                bound.add(binding.name)
+                found.append(binding)
             elif isinstance(statement, config_parser.ImportStatement):
                 raise InputError(f"{place}: import is not allowed: only settings are read")
         return found
@@ -196,8 +202,9 @@ def _statements(text: str, source: str) -> Iterator[Any]:
 
 
 def _check_tokens(text: str, source: str) -> None:
-    """Refuses what gin's parser would not come back from."""
+    """Refuses what gin's parser would not come back from, or would not tell."""
     depth = parts = 0
+    keys = _Keys()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.OP:
             depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
@@ -212,6 +219,43 @@ def _check_tokens(text: str, source: str) -> None:
                 f"{place}: the number {shown(token.string, 12)} has {len(token.string)} digits, "
                 f"{MAX_DIGITS} at most"
             )
+        if (key := keys.repeated(token)) is not None:
+            raise InputError(f"{place}: the key {shown(key)} is given twice")
+
+
+class _Keys:
+    """The keys of mappings, of which gin takes the last where one is given twice."""
+
+    def __init__(self) -> None:
+        self._brackets: list[tuple[str, set[str]]] = []
+        self._words: list[str] = []
+
+    def repeated(self, token: tokenize.TokenInfo) -> str | None:
+        """The key that ends before a token, if its mapping has had it before."""
+        if token.type == tokenize.STRING:
+            self._words.append(token.string)
+        if token.type != tokenize.OP:
+            return None
+        words, self._words = self._words, []
+        if token.string in ("(", "[", "{"):
+            self._brackets.append((token.string, set()))
+        elif token.string in (")", "]", "}") and self._brackets:
+            self._brackets.pop()
+        elif token.string == ":" and words and self._brackets and self._brackets[-1][0] == "{":
+            key, before = _text(words), self._brackets[-1][1]
+            if key in before:
+                return key
+            before.add(key)
+        return None
+
+
+def _text(words: Sequence[str]) -> str:
+    """What a text in parts stands for; as it is written where it is none, which gin says."""
+    written = " ".join(words)
+    try:
+        return ast.literal_eval(written)
+    except (SyntaxError, ValueError):
+        return written
 
 
 def _binding(statement: Any, place: str, folder: Path) -> _Binding:
