@@ -12,7 +12,13 @@ import json
 import sys
 from collections.abc import Sequence
 
-from hetjax.commands.command_line import Parser, configuration_of, named, run_command
+from hetjax.commands.command_line import (
+    Parser,
+    configuration_of,
+    device_number,
+    named,
+    run_command,
+)
 from hetjax.commands.output import tell_places
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
@@ -38,7 +44,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--lost",
         metavar="N",
-        type=int,
+        type=device_number,
         nargs="+",
         action="extend",
         default=[],
@@ -60,7 +66,10 @@ def _plan(arguments: argparse.Namespace) -> int:
     from hetjax.planner.harp.lost_devices import check_lost
 
     cluster = configured_cluster(configuration.cluster, configuration.runtime)
-    check_lost(cluster, arguments.lost)
+    try:
+        check_lost(cluster, arguments.lost)
+    except InputError as error:
+        raise InputError(f"--{error}") from None
     from hetjax.commands.foreign import is_foreign, plan_of_foreign_profile
 
     if is_foreign(configuration):

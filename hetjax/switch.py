@@ -12,10 +12,20 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from hetjax.commands.command_line import Parser, configuration_of, named, run_command
+from hetjax.commands.command_line import (
+    Parser,
+    configuration_of,
+    device_number,
+    named,
+    run_command,
+)
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
+
+if TYPE_CHECKING:
+    from hetjax.planner.plan.plan import Plan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +50,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--lost",
-        type=int,
+        type=device_number,
         nargs="+",
         action="extend",
         default=[],
@@ -71,6 +81,7 @@ def _switch(arguments: argparse.Namespace) -> int:
     from hetjax.planner.plan.plan import Plan
 
     plans = Plan.load(arguments.source), Plan.load(arguments.destination)
+    lost = _lost(frozenset(arguments.lost), plans[1])
     from hetjax.configuration.make import make_ingredients
 
     doing("preparing the model and the data")
@@ -82,7 +93,7 @@ def _switch(arguments: argparse.Namespace) -> int:
     figures = switch_figures(
         ingredients,
         *plans,
-        lost=frozenset(arguments.lost),
+        lost=lost,
         bytes_per_parameter=arguments.bytes_per_parameter,
     )
     if arguments.json:
@@ -92,6 +103,15 @@ def _switch(arguments: argparse.Namespace) -> int:
 
         make_console().print(switch_table(figures))
     return 0
+
+
+def _lost(named: frozenset[int], destination: Plan) -> frozenset[int]:
+    from hetjax.runtime.moves.state_switch import all_lost
+
+    try:
+        return all_lost(named, destination)
+    except InputError as error:
+        raise InputError(f"--{error}") from None
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import pytest
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.gin"
 
 CASES: dict[str, tuple[list[str], str]] = {
-    "a pipe": (["--config", "pipe"], "pipe"),
-    "a folder": (["--config", "."], "--config"),
+    "a pipe": (["--config", "pipe"], "'pipe', which is no regular file"),
+    "a folder": (["--config", "."], "'.', which is no regular file"),
     "links in a circle": (["--config", "circle"], "circle"),
     "a device": (["--plan", "/dev/zero"], "it is a device, not a file"),
     "a name that is too long": (["--workdir", "w" * 5000], "File name too long"),

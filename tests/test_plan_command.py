@@ -300,7 +300,7 @@ def test_lost_devices_are_not_used(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not used & {1, 4}
     capsys.readouterr()
     assert plan_command(*given, "--lost", "6", "--lost", "1") == 2
-    assert "lost: device 6 is not in cluster 'quickstart'" in capsys.readouterr().err
+    assert "--lost: device 6 is not in cluster 'quickstart'" in capsys.readouterr().err
 
 
 HAP = ("--gin", "planner.name = 'hap'", "--gin", "train.microbatches = 1")

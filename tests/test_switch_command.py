@@ -67,7 +67,8 @@ def test_parameters_and_optimizer_state_count_as_they_are(capsys: pytest.Capture
         (["--to", "c2.json"], "--from is missing"),
         (["--from", "c1.json", "--to", "c4.json"], "the plans are for the clusters"),
         (["--from", "c1.json", "--to", "c2.json", "--lost", "30"], "uses devices [30]"),
-        (["--from", "c1.json", "--to", "c2.json", "--lost", "99"], "[99] are no devices"),
+        (["--from", "c1.json", "--to", "c2.json", "--lost", "99"], "--lost: [99] are no devices"),
+        (["--lost", "1", "-1"], "--lost: '-1' is no device's number, 0 or more"),
         (
             ["--from", "c1.json", "--to", "c2.json", "--lost", "99", "--lost", "0"],
             "[99] are no dev",

@@ -103,6 +103,23 @@ def named(text: str) -> str:
     return text
 
 
+def device_number(text: str) -> int:
+    """The number of a device, as argparse's ``type``.
+
+    Args:
+        text: what was given.
+
+    Returns:
+        The number, which is 0 or more.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no device's number, 0 or more")
+    return int(text)
+
+
 def _program(command: str) -> str:
     """What a person typed to run a command: ``hetjax train`` or ``python -m hetjax.train``."""
     typed = Path(sys.argv[0])

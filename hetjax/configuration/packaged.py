@@ -50,7 +50,11 @@ def configuration_file(name: str) -> Path:
         return path
     if name in packaged:
         return packaged[name]
-    if path.suffix or os.path.exists(path):
+    if os.path.exists(path):
+        raise InputError(
+            f"--config is {shown(name, 200)}, which is no regular file; name a gin file"
+        )
+    if path.suffix:
         raise InputError(f"--config is {shown(name, 200)}; there is no such file")
     short = [each for each in packaged if "/" not in each]
     raise InputError(f"--config: {unknown_name('configuration', name, short)}; or name a gin file")
