@@ -21,6 +21,7 @@ from hetjax.models.generation import check_draws
 from hetjax.pipeline import trace
 from hetjax.runtime import CheckpointFolder
 from hetjax.runtime.checkpoints.checkpoint import load_parameters
+from hetjax.runtime.checkpoints.traced_model import TracedModel
 
 _TEXT_KINDS = ("standard_library", "text")
 
@@ -132,12 +133,12 @@ class TextModel:
             )
         model = self._model
         shapes = model.parameter_shapes()
-        fingerprint = trace(model.loss, shapes, model.batch_shapes(1)).model
+        saved = TracedModel(1, lambda n: trace(model.loss, shapes, model.batch_shapes(n)).model)
         if step is None:
-            found = folder.newest_whole(fingerprint)
+            found = folder.newest_whole(saved)
             assert found is not None
         else:
-            found = folder.whole(step, fingerprint)
+            found = folder.whole(step, saved)
         parameters = load_parameters(found.path, shapes, jax.devices()[0])
         return parameters, [*found.messages, f"{model.name} at step {found.step} ({found.path})"]
 

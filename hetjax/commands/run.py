@@ -65,6 +65,7 @@ from hetjax.runtime import (
     Trainer,
 )
 from hetjax.runtime.checkpoints.saving import check_resumable
+from hetjax.runtime.checkpoints.traced_model import TracedModel
 from hetjax.runtime.workers.step_report import StepReport, exchange_seconds
 
 if TYPE_CHECKING:
@@ -171,12 +172,15 @@ class Unwritten:
         self.say(f"{name} was not written: {reason}")
 
 
-def _model_of(prepared: Prepared) -> str:
-    """The fingerprint that the run's checkpoints have, which is that of no plan."""
+def _model_of(prepared: Prepared) -> TracedModel:
+    """The loss that the run's checkpoints must be of, which knows no plan."""
     ingredients = prepared.ingredients
-    examples = prepared.plan.pipelines[0].microbatch_size
-    shapes = with_examples(ingredients.batch, examples)
-    return trace(ingredients.model.loss, ingredients.parameter_shapes, shapes).model
+
+    def fingerprint_for(num_examples: int) -> str:
+        shapes = with_examples(ingredients.batch, num_examples)
+        return trace(ingredients.model.loss, ingredients.parameter_shapes, shapes).model
+
+    return TracedModel(prepared.plan.pipelines[0].microbatch_size, fingerprint_for)
 
 
 def _write_plan(plan: Plan, workdir: Path) -> None:

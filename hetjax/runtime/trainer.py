@@ -494,9 +494,8 @@ class Trainer:
         restored = restore(
             self._checkpoints,
             self._executor,
+            self._job,
             self._placement.pipelines,
-            self._job.source,
-            self.plan.batch_size,
             or_start=or_start,
             allow_changed_data=allow_changed_data,
         )

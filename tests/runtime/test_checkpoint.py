@@ -34,6 +34,7 @@ from hetjax.runtime.checkpoints.checkpoint_files import (
     read_manifest,
 )
 from hetjax.runtime.checkpoints.manifest import DataPosition, SavedFile, SavedPart
+from hetjax.runtime.checkpoints.traced_model import TracedModel
 from hetjax.runtime.compilation.compiled_stage import CompiledStage
 from hetjax.runtime.compilation.compiling import put_whole
 from hetjax.runtime.compilation.state import StageState, initial_state
@@ -301,7 +302,7 @@ def test_losses_after_resuming_are_those_of_the_uninterrupted_run(placements, tm
     uninterrupted = losses(2, 5)  # these steps donate the arrays while they are being written
     folder.commit(2, records(executor), DataPosition(0, 1), {})
 
-    found = folder.newest_whole(PROGRAM.model)
+    found = folder.newest_whole(TracedModel(1, lambda _: PROGRAM.model))
     assert found is not None
     with folder.reading(found.step):
         executor.load(str(found.path))
@@ -460,5 +461,5 @@ def test_two_processes_that_share_a_stage(placements, saved, tmp_path):
     record = json.loads(told.read_text())
     parts = tuple(SavedPart(**{**part, "shape": tuple(part["shape"])}) for part in record["parts"])
     files = tuple(SavedFile(**file) for file in record["files"])
-    path = folder.commit(9, [StageRecord(record["model"], parts, files)], DataPosition(0, 1), {})
+    path = folder.commit(9, [StageRecord(record["model"], 1, parts, files)], DataPosition(0, 1), {})
     assert_holds(placements["ONE"], path)

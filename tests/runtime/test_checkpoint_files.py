@@ -19,8 +19,13 @@ from hetjax.runtime.checkpoints.manifest import (
     SavedFile,
     SavedPart,
 )
+from hetjax.runtime.checkpoints.traced_model import TracedModel
 
 DATA = DataPosition(40, 8, {"seed": 3, "share": 0.5})
+
+
+def model(fingerprint):
+    return TracedModel(2, lambda examples: fingerprint)
 
 
 def write_stage(folder, stage=0, contents=b"weights"):
@@ -31,7 +36,7 @@ def write_stage(folder, stage=0, contents=b"weights"):
     (folder / item / "index").write_text("index")
     rows = (2 * stage, 2 * stage + 2)
     part = SavedPart("parameters", "w", *rows, (4, 3), "float32", item)
-    return StageRecord("model", (part,), record_files(folder, item))
+    return StageRecord("model", 2, (part,), record_files(folder, item))
 
 
 def save(checkpoints, step, contents=b"weights"):
@@ -46,7 +51,7 @@ def checkpoints(tmp_path):
 
 
 def newest(checkpoints):
-    found = checkpoints.newest_whole("model")
+    found = checkpoints.newest_whole(model("model"))
     assert found is not None
     return found
 
@@ -152,13 +157,13 @@ def test_the_newest_whole_one_is_used_and_said(checkpoints, file, damage, reason
     assert message.endswith("; using 150")
     shutil.rmtree(checkpoints.path / "00000150")
     with pytest.raises(CheckpointError, match=f"^no checkpoint in .*: .* whole: {reason}"):
-        checkpoints.newest_whole("model")
+        checkpoints.newest_whole(model("model"))
 
 
 def test_a_checkpoint_of_another_model_is_an_error(checkpoints):
     save(checkpoints, 5)
     with pytest.raises(CheckpointError, match=r"is 'model', this model's is 'other'"):
-        checkpoints.newest_whole("other")
+        checkpoints.newest_whole(model("other"))
 
 
 def test_what_was_not_committed_leaves_the_others_alone(checkpoints):
@@ -275,4 +280,22 @@ def test_models_are_compared_before_files_are_read(checkpoints):
     (path / MANIFEST).write_text(manifest.to_json())
     (path / "stage_0/index").unlink()
     with pytest.raises(CheckpointError, match="another model"):
-        checkpoints.newest_whole("model")
+        checkpoints.newest_whole(model("model"))
+
+
+def test_a_model_is_traced_as_it_was_when_its_state_was_saved(checkpoints):
+    save(checkpoints, 5)
+
+    def saved_for_two(examples):
+        return "model" if examples == 2 else "of other equations"
+
+    def untraceable(examples):
+        if examples == 2:
+            raise ValueError("cannot reshape")
+        return "other"
+
+    assert checkpoints.newest_whole(TracedModel(1, saved_for_two)) is not None
+    assert checkpoints.newest_manifest(TracedModel(1, saved_for_two)) is not None
+    for another in (lambda _: "other", untraceable):
+        with pytest.raises(CheckpointError, match="another model"):
+            checkpoints.whole(5, TracedModel(1, another))

@@ -31,6 +31,7 @@ from hetjax import CheckpointError, Trainer
 from hetjax.pipeline.program.loss import path_names
 from hetjax.runtime.checkpoints.checkpoint_files import CheckpointFolder
 from hetjax.runtime.checkpoints.saving import CHECKPOINTS_FOLDER, check_resumable
+from hetjax.runtime.checkpoints.traced_model import TracedModel
 from hetjax.runtime.instructions.buffers import Gradient
 from hetjax.runtime.instructions.instruction import Receive, RouteKind, Run, Send
 from hetjax.runtime.workers.job import build
@@ -170,7 +171,9 @@ def test_what_is_frozen_is_saved_and_other_frozen_ones_are_refused(tmp_path: Pat
     newest = CheckpointFolder(tmp_path / CHECKPOINTS_FOLDER).newest_manifest()
     assert newest is not None
     with pytest.raises(CheckpointError, match="or where other parameters were frozen"):
-        check_resumable(tmp_path, newest.model, None, other, allow_changed_data=True)
+        check_resumable(
+            tmp_path, TracedModel(1, lambda _: newest.model), None, other, allow_changed_data=True
+        )
 
 
 @pytest.mark.ray

@@ -7,17 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from ray_jobs import BATCH, LENGTH, MICROBATCHES, VOCABULARY, make_plan, make_trainer
 
-from hetjax import CheckpointError, InputError, Trainer
+import hetjax
+from hetjax import CheckpointError, Cluster, InputError, Trainer
 from hetjax.data import synthetic
+from hetjax.mesh import Link, Subcluster, kind
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint_files import read_manifest
 from hetjax.runtime.checkpoints.manifest import MANIFEST, Manifest
 
 DATA = synthetic(VOCABULARY, LENGTH, size=2000)
+LINK = Link(1e9, 1e-5)
 
 
 def make(workdir: Path, plan: Plan | None = None, data: Any = DATA) -> Trainer:
@@ -71,6 +77,57 @@ def test_with_another_batch_size_no_example_is_skipped_or_repeated(tmp_path: Pat
     assert (data.examples, data.batch_size) == (36 + size, size)
 
 
+def of_loops(weights: Any, batch: Any) -> jax.Array:
+    """As many turns as examples."""
+    return jnp.mean(jax.lax.map(lambda x: jnp.sum((jnp.tanh(x @ weights) - x) ** 2), batch["x"]))
+
+
+def of_labels(weights: Any, batch: Any) -> jax.Array:
+    """Where there is one example, JAX traces other equations."""
+    logits = jax.nn.log_softmax(jnp.tanh(batch["x"] @ weights))
+    return -jnp.mean(jnp.take_along_axis(logits, batch["y"][:, None], 1))
+
+
+@pytest.mark.parametrize("loss", [of_loops, of_labels])
+def test_with_another_number_of_microbatches_other_equations_are_the_same_model(
+    tmp_path: Path, loss: Any
+):
+    batch = {"x": np.ones((4, 2), np.float32), "y": np.zeros(4, np.int32)}
+    weights, optimizer = np.eye(2, dtype=np.float32), optax.sgd(0.1)
+    device = Subcluster("one", kind("T4"), 1, 1, LINK, LINK)
+    plans = [
+        hetjax.plan(
+            loss,
+            weights,
+            batch,
+            cluster=Cluster("home", (device,)),
+            optimizer=optimizer,
+            num_microbatches=count,
+        )
+        for count in (2, 4)
+    ]
+    assert plans[0].model != plans[1].model
+    for place, plan in enumerate(plans):
+        with Trainer(plan, loss, weights, optimizer, batch, workdir=tmp_path) as trainer:
+            if place:
+                trainer.resume()
+                assert trainer.steps_done == 1
+            trainer.train_step(batch)
+            trainer.save(wait=True)
+
+    def other(weights: Any, batch: Any) -> jax.Array:
+        return loss(weights, batch) + jnp.sum(weights**2)
+
+    plan = hetjax.plan(
+        other, weights, batch, cluster=plans[0].cluster, optimizer=optimizer, num_microbatches=1
+    )
+    with (
+        Trainer(plan, other, weights, optimizer, batch, workdir=tmp_path) as trainer,
+        pytest.raises(CheckpointError, match="is of another model"),
+    ):
+        trainer.resume()
+
+
 def one_byte_changed() -> Any:
     tokens = DATA.parts[0].corpus.tokens().copy()
     tokens[1234] ^= 1
@@ -121,7 +178,7 @@ def test_a_checkpoint_of_the_first_format_is_read_and_said(tmp_path: Path):
     save_at(tmp_path, 2)
     file = tmp_path / "checkpoints" / "00000002" / MANIFEST
     body = json.loads(file.read_text())
-    del body["crc32"], body["data"]
+    del body["crc32"], body["data"], body["model_examples"]
     body["format"] = 1
     file.write_text(json.dumps(with_checksum(body)))
     with make(tmp_path) as trainer:

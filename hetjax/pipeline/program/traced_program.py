@@ -133,6 +133,11 @@ class Program:
         return accumulator_dtype(jnp.result_type(self.total.value))
 
     @property
+    def num_examples(self) -> int:
+        """For how many examples it was traced."""
+        return self.avals[self.batch[0]].shape[0]
+
+    @property
     def num_positions(self) -> int:
         """How many places there are: one a step."""
         return len(self.steps)
@@ -141,7 +146,8 @@ class Program:
     def fingerprint(self) -> str:
         """What tells this program from another: its parameters and its sequence of primitives.
 
-        It does not depend on the batch size, so a plan may change the size of its microbatches.
+        It tells no shapes of the batch, so a plan may change the size of its microbatches; unless
+        JAX traces other primitives for it, as for microbatches of one example.
         """
         shapes = [self.avals[value] for value in self.parameters]
         return fingerprint_of(self.parameter_names, shapes, self.steps)

@@ -347,7 +347,8 @@ class StageSaver:
         if jax.process_index() != 0:
             return None
         files = record_files(folder, self.item) if wrote else ()
-        return StageRecord(self.pipelines.program.model, parts, files)
+        program = self.pipelines.program
+        return StageRecord(program.model, program.num_examples, parts, files)
 
 
 _INDEX = "manifest.ocdbt"

@@ -31,6 +31,7 @@ from hetjax.runtime.checkpoints.manifest import (
     SavedPart,
     uncovered,
 )
+from hetjax.runtime.checkpoints.traced_model import TracedModel
 
 _STEP_NAME = re.compile(r"[0-9]{8,}")
 _REMOVALS, _REMOVAL_SECONDS = 5, 0.1
@@ -43,11 +44,13 @@ class StageRecord:
 
     Args:
         model: fingerprint of the loss whose state it is.
+        model_examples: for how many examples that was traced.
         parts: what of the training state.
         files: into which files.
     """
 
     model: str
+    model_examples: int
     parts: tuple[SavedPart, ...]
     files: tuple[SavedFile, ...]
 
@@ -203,7 +206,7 @@ class CheckpointFolder:
         ...     checkpoints = CheckpointFolder(path, keep_last=2)
         ...     for step in (10, 20, 30):
         ...         _ = checkpoints.begin(step)
-        ...         record = StageRecord("model", (), ())
+        ...         record = StageRecord("model", 2, (), ())
         ...         _ = checkpoints.commit(step, [record], DataPosition(8 * step, 8), {})
         ...     checkpoints.steps(), checkpoints.newest_whole().data.examples
         ((20, 30), 240)
@@ -295,7 +298,7 @@ class CheckpointFolder:
             OSError: the manifest cannot be written.
         """
         found = [record for record in records if record is not None]
-        models = {record.model for record in found}
+        models = {(record.model, record.model_examples) for record in found}
         assert len(models) == 1, models
         parts = tuple(sorted(part for record in found for part in record.parts))
         files = tuple(sorted(file for record in found for file in record.files))
@@ -310,7 +313,8 @@ class CheckpointFolder:
                 f"checkpoint {step} cannot be committed: {error}; all hosts must see the same "
                 f"files in {self.path}"
             ) from None
-        manifest = Manifest(step, models.pop(), parts, files, data, metadata)
+        (model, examples) = models.pop()
+        manifest = Manifest(step, model, parts, files, data, metadata, examples)
         (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
         _synchronize(folder / MANIFEST)
         _synchronize(folder)
@@ -322,11 +326,11 @@ class CheckpointFolder:
             self._prune(step)
         return self.path / _name(step)
 
-    def newest_whole(self, model: str | None = None) -> Checkpoint | None:
+    def newest_whole(self, model: TracedModel | None = None) -> Checkpoint | None:
         """Find the newest checkpoint whose every file is as it was written.
 
         Args:
-            model: fingerprint of the loss that will use it; None for any.
+            model: the loss that will use it; None for any.
 
         Returns:
             The checkpoint, with a message for each newer one that is not whole; None where there
@@ -341,23 +345,24 @@ class CheckpointFolder:
         faults: list[str] = []
         for step in reversed(self.steps()):
             try:
-                manifest = self._verified(step, model)
+                manifest, is_ours = self._verified(step, model)
             except CheckpointError as fault:
                 faults.append(str(fault))
                 self._broken.add(step)
                 continue
-            messages = tuple(f"{fault}; using {step}" for fault in faults)
-            return self._found(manifest, model, messages)
+            if not is_ours:
+                raise _foreign(self.path, manifest, model)
+            return self._found(manifest, tuple(f"{fault}; using {step}" for fault in faults))
         if faults:
             raise CheckpointError(f"no checkpoint in {self.path} is whole: {'; '.join(faults)}")
         return None
 
-    def whole(self, step: int, model: str | None = None) -> Checkpoint:
+    def whole(self, step: int, model: TracedModel | None = None) -> Checkpoint:
         """Find the checkpoint of a step, every file of which is as it was written.
 
         Args:
             step: the number of steps done.
-            model: fingerprint of the loss that will use it; None for any.
+            model: the loss that will use it; None for any.
 
         Returns:
             The checkpoint.
@@ -370,24 +375,24 @@ class CheckpointFolder:
             raise CheckpointError(
                 f"there is no checkpoint of step {step} in {self.path}; there are: {known}"
             )
-        return self._found(self._verified(step, model), model)
+        manifest, is_ours = self._verified(step, model)
+        if not is_ours:
+            raise _foreign(self.path, manifest, model)
+        return self._found(manifest)
 
-    def _verified(self, step: int, model: str | None) -> Manifest:
-        """A step's manifest; the files of another model are not looked at."""
+    def _verified(self, step: int, model: TracedModel | None) -> tuple[Manifest, bool]:
+        """A step's manifest, and whether it is of a model; files of another are not looked at."""
         folder = self.folder_of(step)
         try:
             manifest = _read_manifest_of(folder, step)
-            if model is None or manifest.model == model:
+            is_ours = model is None or model.is_of(manifest)
+            if is_ours:
                 verify_files(folder, manifest)
         except CheckpointError as fault:
             raise CheckpointError(f"checkpoint {step} is not whole: {fault}") from None
-        return manifest
+        return manifest, is_ours
 
-    def _found(
-        self, manifest: Manifest, model: str | None, messages: tuple[str, ...] = ()
-    ) -> Checkpoint:
-        if model is not None and manifest.model != model:
-            raise _foreign(self.path, manifest, model)
+    def _found(self, manifest: Manifest, messages: tuple[str, ...] = ()) -> Checkpoint:
         folder = self.folder_of(manifest.step)
         return Checkpoint(manifest.step, folder, manifest.data, manifest.metadata, messages)
 
@@ -395,11 +400,11 @@ class CheckpointFolder:
         """Where the checkpoint of a step is, or would be."""
         return self.path / _name(step)
 
-    def newest_manifest(self, model: str | None = None) -> Manifest | None:
+    def newest_manifest(self, model: TracedModel | None = None) -> Manifest | None:
         """The manifest of the newest checkpoint that has one; its files are not looked at.
 
         Args:
-            model: fingerprint of the loss that will use it; None for any.
+            model: the loss that will use it; None for any.
 
         Returns:
             The manifest; None where there is none that can be read.
@@ -412,7 +417,7 @@ class CheckpointFolder:
                 manifest = _read_manifest_of(self.path / _name(step), step)
             except CheckpointError:
                 continue
-            if model is not None and manifest.model != model:
+            if model is not None and not model.is_of(manifest):
                 raise _foreign(self.path, manifest, model)
             return manifest
         return None
@@ -461,8 +466,9 @@ def _name(step: int) -> str:
     return f"{step:08d}"
 
 
-def _foreign(path: Path, manifest: Manifest, model: str | None) -> CheckpointError:
+def _foreign(path: Path, manifest: Manifest, model: TracedModel | None) -> CheckpointError:
+    assert model is not None, "any model will do where none is wanted"
     return CheckpointError(
         f"checkpoint {manifest.step} in {path} is of another model: its fingerprint is "
-        f"{manifest.model!r}, this model's is {model!r}"
+        f"{manifest.model!r}, this model's is {model.fingerprint!r}"
     )

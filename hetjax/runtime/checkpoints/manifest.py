@@ -11,7 +11,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -21,11 +21,11 @@ from hetjax.checked_files import first_problem, parse_json
 from hetjax.errors import CheckpointError, InputError, shown
 from hetjax.sharding.annotation.bounds import Bounds, overlap, volume
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "manifest.json"
 
 _FIRST_FORMAT = 1
-_READABLE_FORMATS = (_FIRST_FORMAT, 2, 3, FORMAT)
+_READABLE_FORMATS = (_FIRST_FORMAT, 2, 3, 4, FORMAT)
 _LONGEST_NAME = 255
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -148,6 +148,8 @@ class Manifest:
         files: every file but the manifest itself.
         data: the place in the data; None in a checkpoint of format 1, which did not say.
         metadata: what else the run wants to find again, as JSON values.
+        model_examples: for how many examples the loss was traced for that fingerprint; None in
+            checkpoints of formats 1 to 4, which did not say.
     """
 
     step: int
@@ -156,6 +158,7 @@ class Manifest:
     files: tuple[SavedFile, ...]
     data: DataPosition | None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    model_examples: int | None = None
 
     def to_json(self) -> str:
         """The manifest as text, with its own checksum."""
@@ -245,10 +248,12 @@ class _FirstManifest(_Record):
 
 class _Manifest(_FirstManifest):
     data: _Data
+    model_examples: Annotated[int, Field(ge=1)] | None = None
 
     def manifest(self, data: DataPosition | None = None) -> Manifest:
         """What is checked, as it is used."""
-        return super().manifest(DataPosition(**dict(self.data)))
+        found = super().manifest(DataPosition(**dict(self.data)))
+        return replace(found, model_examples=self.model_examples)
 
 
 def uncovered(parts: Iterable[SavedPart]) -> str | None:

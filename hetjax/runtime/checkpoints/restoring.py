@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hetjax.pipeline.build import PipelinePrograms
+from hetjax.pipeline.program.traced_program import Program
 from hetjax.runtime.checkpoints.checkpoint import check_leaves
 from hetjax.runtime.checkpoints.manifest import DataPosition
 from hetjax.runtime.checkpoints.saving import RunCheckpoints
-from hetjax.runtime.workers.feed import BatchSource
+from hetjax.runtime.checkpoints.traced_model import TracedModel
+from hetjax.runtime.workers.job import Job, trace_job
 
 
 class Reader(Protocol):
@@ -38,9 +40,8 @@ class Restored:
 def restore(
     checkpoints: RunCheckpoints,
     reader: Reader,
+    job: Job,
     pipelines: PipelinePrograms,
-    source: BatchSource | None,
-    batch_size: int,
     *,
     or_start: bool,
     allow_changed_data: bool,
@@ -50,9 +51,8 @@ def restore(
     Args:
         checkpoints: the run's.
         reader: who takes over the state.
-        pipelines: what goes on.
-        source: where its batches come from.
-        batch_size: examples of its steps.
+        job: what goes on.
+        pipelines: what computes it.
         or_start: whether there may be no checkpoint.
         allow_changed_data: whether other data than before will do.
 
@@ -64,8 +64,8 @@ def restore(
             other data.
     """
     found = checkpoints.find(
-        pipelines.program.model,
-        source,
+        _model_of(job, pipelines.program),
+        job.source,
         or_start=or_start,
         allow_changed_data=allow_changed_data,
     )
@@ -78,6 +78,7 @@ def restore(
     with checkpoints.reading(found.step):
         reader.load(str(found.path))
     checkpoints.go_on()
+    batch_size = job.plan.batch_size
     data = found.data or DataPosition(found.step * batch_size, batch_size)
     messages += [*found.messages, f"resumed from step {found.step} ({found.path})"]
     if data.batch_size != batch_size:
@@ -86,3 +87,13 @@ def restore(
             f"{data.examples}"
         )
     return Restored(found.step, data.examples, messages)
+
+
+def _model_of(job: Job, program: Program) -> TracedModel:
+    """The loss that goes on, which was traced to a program for its own number of examples."""
+
+    def fingerprint_for(num_examples: int) -> str:
+        is_known = num_examples == program.num_examples
+        return (program if is_known else trace_job(job, num_examples)).model
+
+    return TracedModel(program.num_examples, fingerprint_for)

@@ -27,6 +27,7 @@ from hetjax.runtime.checkpoints.checkpoint_files import (
     StageRecord,
 )
 from hetjax.runtime.checkpoints.manifest import DataPosition
+from hetjax.runtime.checkpoints.traced_model import TracedModel
 from hetjax.runtime.workers.feed import BatchSource, FingerprintedSource
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -218,7 +219,7 @@ class RunCheckpoints:
 
     def find(
         self,
-        model: str,
+        model: TracedModel,
         source: BatchSource | None,
         *,
         or_start: bool,
@@ -227,7 +228,7 @@ class RunCheckpoints:
         """Find the checkpoint to go on from; `go_on` says that it was done.
 
         Args:
-            model: fingerprint of the loss that goes on.
+            model: the loss that goes on.
             source: where its batches come from.
             or_start: whether there may be none.
             allow_changed_data: whether other data than before will do.
@@ -277,7 +278,7 @@ class RunCheckpoints:
 
 def check_resumable(
     workdir: str | Path,
-    model: str,
+    model: TracedModel,
     source: BatchSource | None,
     state: PyTree,
     *,
@@ -287,7 +288,7 @@ def check_resumable(
 
     Args:
         workdir: the work folder.
-        model: fingerprint of the loss that goes on.
+        model: the loss that goes on.
         source: where its batches come from.
         state: shapes of the optimizer's state.
         allow_changed_data: whether other data than before will do.
