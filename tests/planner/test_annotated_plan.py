@@ -15,7 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 import hetjax
 from hetjax import HSharding, InputError, Plan, Subgroup, reshard
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner import DynamicProgram, Share
+from hetjax.planner.plan.plan import validate_for
 
 EXAMPLES, MICROBATCHES = 8, 2
 SHAPES = {
@@ -206,6 +208,28 @@ def test_a_stage_that_the_program_comes_back_to_is_refused_with_its_lines():
     assert re.search(r"'first', used at .*; but between them parameter 'second', used at", found)
     found = refusal(only(ONE, OTHER, OTHER), loss=loss_of(None, ONE))
     assert re.search(r"hetjax.reshard at .*test_annotated_plan.py:\d+, is on devices \[0\]", found)
+
+
+def of_two_pipelines(loss: Callable[..., Any], *sizes: int) -> Plan:
+    lies = only(BOTH, HSharding((group(0), group(2))))
+    batch = {"x": HSharding((group(0), group(1)), 0, sizes)}
+    return planned(lies, batch, loss)
+
+
+def test_pipelines_have_one_program_or_are_refused_by_their_sizes():
+    def of_labels(parameters: Any, batch: Any) -> Any:
+        hidden = batch["x"] @ parameters["first"] @ parameters["second"] @ parameters["third"]
+        labels = jnp.argmax(batch["x"], 1)[:, None]
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(hidden), labels, 1))
+
+    def of_loops(parameters: Any, batch: Any) -> Any:
+        return loss_of()(parameters, {"x": jax.lax.map(jnp.tanh, batch["x"])})
+
+    pair = {"x": jax.ShapeDtypeStruct((2, 4), "float32")}
+    for loss in (of_labels, of_loops):
+        validate_for(of_two_pipelines(loss, 4, 4), trace(loss, SHAPES, pair))
+        with pytest.raises(InputError, match="microbatches of 3 and 1 examples of 4"):
+            of_two_pipelines(loss, 6, 2)
 
 
 def test_stages_that_share_devices_must_be_pipelines():

@@ -14,7 +14,8 @@ from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.program.loss import abstract, parameter_shapes
 from hetjax.pipeline.program.reshards import reshards_of
-from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.traced_program import Program, with_examples
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.schedules.warm_up import h_1f1b
@@ -108,7 +109,35 @@ def plan_of_annotations(
     validate_for(made, program, size * num_microbatches)
     if len(made.pipelines) == 1:
         obey_reshards(made, made.pipeline, program)
-    return made
+        return made
+
+    def program_of(num_examples: int) -> Program:
+        wanted = with_examples(examples, num_examples)
+        return trace(loss_function, shapes, wanted, has_aux=has_aux)
+
+    return _for_pipelines(made, program, program_of)
+
+
+def _for_pipelines(plan: Plan, program: Program, program_of: Callable[[int], Program]) -> Plan:
+    """A plan of the program that its pipelines compute, for microbatches of their own sizes.
+
+    Args:
+        plan: a plan of several pipelines.
+        program: the program whose positions it names.
+        program_of: traces the loss function for a number of examples.
+    """
+    sizes = list(dict.fromkeys(each.microbatch_size for each in plan.pipelines))
+    programs = [program_of(size) for size in sizes]
+    positions = [[step.name for step in each.steps] for each in (program, *programs)]
+    is_one = all(each.fingerprint == programs[0].fingerprint for each in programs)
+    if not is_one or any(each != positions[0] for each in positions):
+        raise InputError(
+            f"annotations: pipelines have microbatches of {' and '.join(map(str, sizes))} examples "
+            f"of {program.num_examples}, and the loss is traced to other equations for another "
+            f"number, as it often is for one example and where it loops over examples; allowed: "
+            f"sizes for which it is not; change num_microbatches, or the sizes of the batch"
+        )
+    return replace(plan, model=programs[0].fingerprint)
 
 
 @dataclass(frozen=True)
