@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ from small_models import Model, make_batch
 
 from hetjax import HArray, InputError, reshard
 from hetjax.runtime.local.local_program import LocalProgram
-from hetjax.sharding import PARTIAL, HSharding, Subgroup
+from hetjax.sharding import DUPLICATE, PARTIAL, HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import HDim
 from hetjax.sharding.deduction.annotated_program import Compute
 from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.specialize import Segment, specialize
@@ -422,3 +424,46 @@ def test_what_is_made_of_little_is_made_again_where_it_is_read():
     assert len(segments) > 2
     handed_on = {value for each in segments for value in each.outputs} - {*program.outputs}
     assert all(program.shapes[value].shape != (6, 64) for value in handed_on)
+
+
+def halvings(x: jax.Array, limits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Halves each row until it adds up to less than its limit; how often, too."""
+
+    def of_one(row: jax.Array, limit: jax.Array) -> Any:
+        return jax.lax.while_loop(
+            lambda carry: jnp.sum(carry[1]) > limit,
+            lambda carry: (carry[0] + 1, carry[1] / 2),
+            (0, row),
+        )
+
+    return jax.vmap(of_one)(jnp.exp(x), limits)
+
+
+UNEVEN = (
+    Subgroup((0, 1, 2, 3), (("data", 2), ("tensor", 2)), P()),
+    Subgroup((4, 5), (("data", 2), ("tensor", 1)), P()),
+)
+
+
+@pytest.mark.parametrize("are_limits_divided", [False, True])
+@pytest.mark.parametrize(
+    ("hdim", "sizes", "spec"),
+    [
+        (DUPLICATE, (), P()),
+        (DUPLICATE, (), P("data", "tensor")),
+        (0, (4, 2), P("data", "tensor")),
+        (0, (4, 2), P()),
+        (1, (4, 2), P("data", "tensor")),
+    ],
+)
+def test_each_example_of_a_batched_loop_goes_on_by_itself(
+    hdim: HDim, sizes: tuple[int, ...], spec: P, are_limits_divided: bool
+):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(6, 6)).astype(np.float32)) * jnp.arange(6.0)[:, None]
+    limits = jnp.asarray(rng.uniform(1, 4, 6).astype(np.float32))
+    lies = HSharding(tuple(group.with_spec(spec) for group in UNEVEN), hdim, sizes)
+    of_limits = replace(lies, hdim=0, sizes=(4, 2), subgroups=UNEVEN) if sizes else None
+    annotations = [lies, of_limits if are_limits_divided else None]
+    found, _ = run(halvings, [x, limits], annotations, mend=True)
+    check(found, halvings(x, limits))

@@ -13,6 +13,7 @@ from hetjax.sharding.deduction.signature import shapes_of
 from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, row_of, shared, take, top_tier_of
 
 HeldAnnotations = Sequence[HSharding | None]
+Bodies = tuple[AnnotatedProgram, ...]
 Body = Callable[[_compat.ClosedJaxpr, HeldAnnotations], AnnotatedProgram]
 
 
@@ -52,7 +53,7 @@ def _scan(node: Compute, held: HeldAnnotations, body: Body) -> tuple[Compute, li
             raise OperandError(place, "the scan goes over the dimension that is divided")
         rows.append(None if annotation is None else row_of(annotation))
 
-    def bodies(carry: HeldAnnotations) -> tuple[AnnotatedProgram, ...]:
+    def bodies(carry: HeldAnnotations) -> Bodies:
         return (body(params["jaxpr"], [*held[:first], *carry, *rows]),)
 
     found, tops = _carried(node, held[first : first + count], first, bodies)
@@ -68,20 +69,48 @@ def _while(node: Compute, held: HeldAnnotations, body: Body) -> tuple[Compute, l
     first = params["cond_nconsts"]
     second = first + params["body_nconsts"]
 
-    def bodies(carry: HeldAnnotations) -> tuple[AnnotatedProgram, ...]:
+    def bodies(carry: HeldAnnotations) -> Bodies:
         condition = body(params["cond_jaxpr"], [*held[:first], *carry])
-        if _tops(condition) != [WHOLE]:
-            raise OperandError(ELSEWHERE, "whether a loop goes on must be known to every submesh")
         return condition, body(params["body_jaxpr"], [*held[first:second], *carry])
 
-    return _carried(node, held[second:], second, bodies)
+    def after(found: Bodies, before: Sequence[TopTier]) -> list[TopTier]:
+        (going,), made = (_tops(each) for each in found)
+        if not isinstance(going.hdim, int):
+            return made
+        return [
+            going if top == WHOLE == held_before else top
+            for top, held_before in zip(made, before, strict=True)
+        ]
+
+    found, tops = _carried(node, held[second:], second, bodies, after)
+    _check_going(found.bodies[0], tops)
+    return found, tops
+
+
+def _check_going(condition: AnnotatedProgram, carried: Sequence[TopTier]) -> None:
+    """Check that every submesh knows whether what it carries goes on.
+
+    A loop that JAX has batched asks for each example, whose elements of what is carried, all of
+    them, go on or stay; so submeshes may share examples.
+    """
+    (going,), (value,) = _tops(condition), condition.outputs
+    num_asked = len(condition.shapes[value].shape)
+    if going != WHOLE and not isinstance(going.hdim, int):
+        raise OperandError(ELSEWHERE, "whether a loop goes on must be known to every submesh")
+    for top in carried:
+        shares_asked = isinstance(top.hdim, int) and top.hdim < num_asked
+        if (top != going) if going != WHOLE else shares_asked:
+            raise OperandError(
+                ELSEWHERE, "submeshes share examples, of which they do not know whether they go on"
+            )
 
 
 def _carried(
     node: Compute,
     held: HeldAnnotations,
     first: int,
-    bodies: Callable[[HeldAnnotations], tuple[AnnotatedProgram, ...]],
+    bodies: Callable[[HeldAnnotations], Bodies],
+    after: Callable[[Bodies, Sequence[TopTier]], list[TopTier]] = lambda found, _: _tops(found[-1]),
 ) -> tuple[Compute, list[TopTier]]:
     """A body whose first results are operands of its next iteration.
 
@@ -94,17 +123,17 @@ def _carried(
     taken: dict[int, Taken] = {}
     while True:
         found = bodies(carry)
-        after = _tops(found[-1])
         before = [top_tier_of(*pair) for pair in zip(carry, shapes, strict=True)]
-        unlike = [i for i, top in enumerate(before) if after[i] != top]
+        tops = after(found, before)
+        unlike = [i for i, top in enumerate(before) if tops[i] != top]
         if not unlike:
-            return replace(node, bodies=found, taken=taken), after
+            return replace(node, bodies=found, taken=taken), tops
         for i in unlike:
             annotation = carry[i]
             if before[i] != WHOLE or annotation is None:
                 raise OperandError(ELSEWHERE, "an iteration leaves a value in another way")
-            taken[first + i] = take(after[i])
-            carry[i] = shared(annotation, after[i])
+            taken[first + i] = take(tops[i])
+            carry[i] = shared(annotation, tops[i])
 
 
 def _conditional(node: Compute, held: HeldAnnotations, body: Body) -> tuple[Compute, list[TopTier]]:

@@ -219,7 +219,24 @@ def _while(node: Compute, place: int, operands: Sequence[Any]) -> list[Any]:
     def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         return _like(evaluate_program(body, place, [*operands[first:second], *carry]), carry)
 
-    return list(jax.lax.while_loop(goes_on, step, tuple(map(_typed, operands[second:]))))
+    # JAX batches a loop so: each example goes on by a condition of its own.
+    of_each = range(len(params["cond_jaxpr"].out_avals[0].shape))
+
+    def any_goes_on(carry: tuple[Any, ...]) -> Any:
+        return jax.lax.reduce_or(goes_on(carry), of_each)
+
+    def step_of_each(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        going, after = goes_on(carry), step(carry)
+        return tuple(_where(going, *pair) for pair in zip(after, carry, strict=True))
+
+    loop = (any_goes_on, step_of_each) if of_each else (goes_on, step)
+    return list(jax.lax.while_loop(*loop, tuple(map(_typed, operands[second:]))))
+
+
+def _where(condition: Any, chosen: Any, other: Any) -> Any:
+    """One or the other array, by a condition for each element of its first dimensions."""
+    which = jax.lax.broadcast_in_dim(condition, chosen.shape, range(condition.ndim))
+    return jax.lax.select(resharded(which, spec_of(chosen)), chosen, other)
 
 
 def _cond(node: Compute, place: int, operands: Sequence[Any]) -> list[Any]:
