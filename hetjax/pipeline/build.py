@@ -15,6 +15,7 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.pipeline.program.loss import abstract, accumulator_dtype, path_names
+from hetjax.pipeline.program.loss_seed import loss_seed
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.backward import Shapes, StagePrograms, differentiate
@@ -67,6 +68,7 @@ class PipelinePrograms:
         state_shapes: shape of everything that they count as, whole.
         messages: for each phase of the update, for each stage, the shapes of what it tells others.
         init_state: from all parameters to all of the optimizer's initial state, a list of each.
+        loss_seed: the cotangent of the summed loss; gradients are summed times this.
     """
 
     traced: tuple[Program, ...]
@@ -82,6 +84,7 @@ class PipelinePrograms:
     state_shapes: Shapes
     messages: tuple[tuple[Shapes, ...], ...]
     init_state: Callable[[Sequence[Any]], list[Any]]
+    loss_seed: float
 
     @property
     def program(self) -> Program:
@@ -235,6 +238,7 @@ def cut_pipelines(
         for stage in stages
     ]
     shared = with_updates(held, [tuple(each.shape) for each in shapes], divided=divide_state)
+    seed = loss_seed(programs)
     updates = divide_update(
         optimizer,
         leaves,
@@ -251,10 +255,11 @@ def cut_pipelines(
             if is_streamed
         ],
         leaves=program.leaves,
+        loss_seed=seed,
     )
     initial = InitialState.of(optimizer, unflatten(leaves))
     state_leaves = divided_trace(
-        optimizer, leaves, unflatten, program.loss_dtype, frozen, program.leaves
+        optimizer, leaves, unflatten, program.loss_dtype, frozen, program.leaves, seed
     ).state
 
     names = path_names(parameters)
@@ -284,6 +289,7 @@ def cut_pipelines(
         state_shapes=tuple(state_leaves.split_shapes(jax.tree.leaves(initial.shapes))),
         messages=(),
         init_state=init_state,
+        loss_seed=seed,
     )
 
 

@@ -203,7 +203,7 @@ def differentiate(
         received: shapes of the values it receives, for one microbatch.
         is_last: whether it returns the loss.
         cotangents_in: which of its outputs have a cotangent, by place; ignored in the last stage,
-            where that of the summed loss is one.
+            where the summed loss has one.
         recompute: keep only the stage's inputs, and make the residuals again before the backward
             pass.
         recompute_runs: runs of positions that keep only their inputs, and are computed again in the

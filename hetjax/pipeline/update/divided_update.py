@@ -123,6 +123,7 @@ def divide_update(
     frozen: FrozenLeaves = NONE_FROZEN,
     streamed: Collection[int] = (),
     leaves: StackedLeaves | None = None,
+    loss_seed: float = 1.0,
 ) -> tuple[StageUpdate, ...]:
     """Divide an optimizer's update among stages.
 
@@ -140,6 +141,7 @@ def divide_update(
         frozen: leaves without a gradient, and without an update; no stage updates these.
         streamed: the stages that update their parameters in groups.
         leaves: which leaves count as a parameter for each row; None: none.
+        loss_seed: what the summed gradients are multiplied by.
 
     Returns:
         Each stage's share.
@@ -149,7 +151,9 @@ def divide_update(
             other than through scalars, or makes such scalars of state that a stage streams.
     """
     leaves = leaves or whole_leaves(len(parameters))
-    flat = divided_trace(optimizer, parameters, unflatten, loss_dtype, frozen, leaves).flat
+    flat = divided_trace(
+        optimizer, parameters, unflatten, loss_dtype, frozen, leaves, loss_seed
+    ).flat
     shapes, first = leaves.split_shapes(parameters), first_pipeline or len(parts)
     analysis = UpdateAnalysis(flat, shapes, parts, names, first, frozen, streamed)
     every = [message for found in analysis.messages.values() for message in found]
@@ -206,7 +210,9 @@ def update_function(
 
 
 def _unguarded(
-    optimizer: optax.GradientTransformation, unflatten: Callable[[Sequence[Any]], Any]
+    optimizer: optax.GradientTransformation,
+    unflatten: Callable[[Sequence[Any]], Any],
+    loss_seed: float = 1.0,
 ) -> Callable[..., tuple[list[Any], list[Any], tuple[Any, Any, Any]]]:
     """`update_function`, but that a step is applied whatever its numbers are."""
     extended = optax.with_extra_args_support(optimizer)
@@ -214,7 +220,7 @@ def _unguarded(
     def update(
         parameters: Sequence[Any], gradients: Sequence[Any], state: Any, total: Any, count: Any
     ) -> tuple[list[Any], list[Any], tuple[Any, Any, Any]]:
-        means = _means(parameters, gradients, count)
+        means = _means(parameters, gradients, count if loss_seed == 1.0 else count * loss_seed)
         tree = unflatten(parameters)
         metrics = _metrics(means, total, count)
         # A gradient that is not there is one that the update does not read.
@@ -292,6 +298,7 @@ def trace_update(
     unflatten: Callable[[Sequence[Any]], Any],
     loss_dtype: Any = jnp.float32,
     frozen: FrozenLeaves = NONE_FROZEN,
+    loss_seed: float = 1.0,
 ) -> FlatJaxpr:
     """Trace the whole update, as one device computes it.
 
@@ -302,6 +309,7 @@ def trace_update(
         loss_dtype: of the summed loss and the count.
         frozen: leaves without a gradient, which are then no inputs, and without an update, whose
             new values are no outputs.
+        loss_seed: what the summed gradients are multiplied by.
 
     Returns:
         From parameters, summed gradients, optimizer state, summed loss and count to new parameters,
@@ -312,7 +320,7 @@ def trace_update(
     """
     shapes = tuple(parameters)
     tree = jax.tree.structure(unflatten(shapes))
-    return _traced(optimizer, tree, shapes, np.dtype(loss_dtype), frozen)
+    return _traced(optimizer, tree, shapes, np.dtype(loss_dtype), frozen, loss_seed)
 
 
 def divided_trace(
@@ -322,6 +330,7 @@ def divided_trace(
     loss_dtype: Any,
     frozen: FrozenLeaves,
     leaves: StackedLeaves,
+    loss_seed: float,
 ) -> UpdateByRows:
     """Trace the whole update of parameters, some of which are rows of leaves.
 
@@ -332,6 +341,7 @@ def divided_trace(
         loss_dtype: of the summed loss and the count.
         frozen: parameters without a gradient, and without an update: all rows of a leaf or none.
         leaves: which leaves count as a parameter for each row.
+        loss_seed: what the summed gradients are multiplied by.
 
     Returns:
         The update, by rows.
@@ -339,7 +349,7 @@ def divided_trace(
     of_leaves = FrozenLeaves(
         leaves.joined_places(frozen.without_gradient), leaves.joined_places(frozen.without_update)
     )
-    flat = trace_update(optimizer, parameters, unflatten, loss_dtype, of_leaves)
+    flat = trace_update(optimizer, parameters, unflatten, loss_dtype, of_leaves, loss_seed)
     return update_by_rows(flat, leaves, of_leaves)
 
 
@@ -351,6 +361,7 @@ def _traced(
     parameters: tuple[jax.ShapeDtypeStruct, ...],
     loss_dtype: np.dtype,
     frozen: FrozenLeaves,
+    loss_seed: float,
 ) -> FlatJaxpr:
     def unflatten(leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(tree, leaves)
@@ -364,7 +375,7 @@ def _traced(
     ]
     scalar = jax.ShapeDtypeStruct((), loss_dtype)
     _check_asks(state)
-    unguarded = _unguarded(optimizer, unflatten)
+    unguarded = _unguarded(optimizer, unflatten, loss_seed)
 
     def update(parameters: Any, gradients: Any, state: Any, total: Any, count: Any) -> Any:
         given = iter(gradients)

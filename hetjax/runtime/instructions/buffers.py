@@ -211,7 +211,7 @@ class SentCotangent(NamedTuple):
 
 
 class LossSeed(NamedTuple):
-    """The cotangent of the summed loss: one."""
+    """The cotangent of the summed loss, as `hetjax.pipeline.program.loss_seed` has it."""
 
     kind: Literal["loss_seed"] = "loss_seed"
 

@@ -152,7 +152,8 @@ class StageWorker:
             sums = zip(self.programs.trained, self.compiled.zero_gradients(), strict=True)
             self.buffers.update({Gradient(place): array for place, array in sums})
         if self.is_last:
-            self.buffers[LossSeed()] = loss_seed(self.compiled, self.programs.sent[0].dtype)
+            dtype = self.programs.sent[0].dtype
+            self.buffers[LossSeed()] = loss_seed(self.compiled, self.pipelines.loss_seed, dtype)
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order.
