@@ -176,6 +176,45 @@ def test_a_loss_that_no_parameter_reaches_is_refused(no_loss: Callable[..., Any]
         trace_microbatch(no_loss, WEIGHTS, jnp.ones((32, 16)), 4)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "is_mixing"),
+    [
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)), False),
+        (optax.MultiSteps(optax.lamb(1e-3), 2).gradient_transformation(), False),
+        (optax.chain(optax.adaptive_grad_clip(0.01), optax.sgd(0.1)), True),
+        (optax.contrib.muon(1e-2), True),
+    ],
+)
+@pytest.mark.parametrize("num_layers", [None, 6])
+def test_rows_that_an_optimizer_mixes_are_in_one_layer(
+    optimizer: Any, is_mixing: bool, num_layers: int | None
+):
+    """Such as those that it clips by a norm over the blocks of a scan."""
+
+    def scanned(weights: Any, x: jax.Array) -> jax.Array:
+        def block(x: jax.Array, row: Any) -> tuple[jax.Array, None]:
+            return jnp.tanh(x @ row["w"] + row["b"]), None
+
+        x, _ = jax.lax.scan(block, x @ weights["first"], weights["blocks"])
+        return jnp.mean((x @ weights["last"]) ** 2)
+
+    square, stack = jnp.ones((16, 16)), {"w": jnp.ones((4, 16, 16)), "b": jnp.ones((4, 16))}
+    problem = make_problem(
+        scanned,
+        {"first": square, "blocks": stack, "last": square},
+        jnp.ones((32, 16)),
+        cluster=CLUSTER,
+        optimizer=optimizer,
+        num_microbatches=4,
+        options=PlanOptions(num_layers=num_layers),
+    )
+    program = problem.program
+    products = [i for i, step in enumerate(program.steps) if step.name == "dot_general"]
+    inside = [each for each in problem.layers if products[1] < each <= products[-2]]
+    assert bool(inside) != is_mixing
+    assert problem.num_layers > 1
+
+
 def test_a_model_of_too_few_layers():
     with pytest.raises(InputError, match="the model has 1 layers, and a stage needs one"):
         make_problem(

@@ -200,7 +200,8 @@ class UpdateAnalysis:
                 raise InputError(
                     "the optimizer mixes the elements of parameters that lie on different stages: "
                     + ", ".join(repr(self.names[leaf]) for leaf in members)
-                    + "; it can be used with a plan of one stage, without shard_optimizer_state"
+                    + "; it can be used where one stage has all of these, such as in a plan of one "
+                    "stage, without shard_optimizer_state"
                 )
             shape = self.shapes[members[0]].shape
             placements[component] = LeafHolders(holders[0], shape[0] if shape else 0)

@@ -72,6 +72,35 @@ def update_by_rows(flat: FlatJaxpr, leaves: StackedLeaves, frozen: FrozenLeaves)
     )
 
 
+def may_mix_rows(flat: FlatJaxpr, leaves: StackedLeaves) -> bool:
+    """Whether an update does anything else to rows of leaves than to work on each by itself.
+
+    Args:
+        flat: the update of leaves, of which each has a gradient and a new value.
+        leaves: which of them count as rows.
+
+    Returns:
+        Whether it may; scalars that are sums or extrema over rows mix none.
+    """
+    count = len(leaves.rows)
+    of_state = flat.inputs[2 * count : -2]
+    new_state = flat.outputs[count : count + len(of_state)]
+    rows = zip(flat.inputs, 2 * leaves.rows, strict=False)
+    given = {value: number for value, number in rows if number is not None}
+    in_rows = given | _state_in_rows(flat, given, of_state, new_state)
+    for step in flat.steps:
+        if in_rows.keys().isdisjoint(step.values()):
+            continue
+        by_rows = row_function(step, flat.avals, in_rows)
+        if by_rows is None:
+            return True
+        if by_rows.join is None:
+            in_rows[step.outputs[0]] = in_rows[next(v for v in step.values() if v in in_rows)]
+        elif flat.avals[step.outputs[0]].shape:
+            return True
+    return False
+
+
 def _state_in_rows(
     flat: FlatJaxpr,
     given: dict[int, int],

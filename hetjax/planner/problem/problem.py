@@ -27,6 +27,7 @@ from hetjax.pipeline.layers.structural_layers import (
 from hetjax.pipeline.program.loss import abstract, check_examples, parameter_shapes
 from hetjax.pipeline.program.traced_program import Program, needed_steps, num_bytes, operand_value
 from hetjax.pipeline.program.tracing import trace
+from hetjax.pipeline.update.mixed_rows import mixed_rows
 from hetjax.pipeline.update.unchanged_leaves import frozen_leaves, with_frozen_leaves
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.plan.plan import Plan
@@ -66,6 +67,8 @@ class PlanningProblem:
         slices: what was found of stages on slices of subclusters; problems that are made from this
             one share it.
         traces: the traces of the layers; None where they are not kept.
+        together: groups of parameters that the optimizer mixes, by place; no layer begins between
+            them.
     """
 
     program: Program
@@ -85,6 +88,7 @@ class PlanningProblem:
     tensor_axis: TensorAxis | None = field(default=None, repr=False)
     slices: KnownSlices = field(default_factory=KnownSlices, repr=False)
     traces: Traces | None = field(default=None, repr=False)
+    together: tuple[tuple[int, ...], ...] = ()
 
     def tensor_costs(self, devices: int) -> TensorCosts | None:
         """What a tensor axis costs in each layer, if that can be told.
@@ -199,12 +203,14 @@ def make_problem(
         divides_sequences=divides_sequences,
     )
     program = with_frozen_leaves(program, optimizer, parameters)
-    figures = model_figures(program, StageTraces(program), microbatch_size, options.num_layers)
+    together = mixed_rows(program, optimizer, parameters)
+    traces = StageTraces(program)
+    figures = model_figures(program, traces, microbatch_size, options.num_layers, together)
     found = len(figures["works"])
     if found < options.min_stages:
         raise InputError(
             f"min_stages is {options.min_stages}; the model has {found} layers, and a stage needs "
-            f"one"
+            f"one{'; the optimizer mixes rows of scanned parameters' if together else ''}"
         )
     return PlanningProblem(
         **figures,
@@ -212,6 +218,7 @@ def make_problem(
         num_microbatches=num_microbatches,
         optimizer_bytes=optimizer_bytes(optimizer, parameters),
         options=options,
+        together=together,
     )
 
 
@@ -272,7 +279,11 @@ def num_examples(batch: PyTree) -> int:
 
 
 def model_figures(
-    program: Program, traces: Traces, microbatch_size: int, num_layers: int | None
+    program: Program,
+    traces: Traces,
+    microbatch_size: int,
+    num_layers: int | None,
+    together: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
     """The fields of a planning problem that say what the model takes.
 
@@ -282,8 +293,9 @@ def model_figures(
         microbatch_size: examples in a microbatch.
         num_layers: how many layers of similar cost there are at most; None for layers that follow
             the model's structure.
+        together: groups of parameters, by place, between which no layer begins.
     """
-    layered = _layers(program, num_layers)
+    layered = _undivided(_layers(program, num_layers), program, together)
     sections = _sections(program, layered)
     known = Known(groups=groups_of(program, sections))
     began = time.perf_counter()
@@ -364,6 +376,18 @@ def _layers(program: Program, num_layers: int | None) -> StructuralLayers:
     if num_layers is None:
         return structural_layers(program)
     return StructuralLayers(cluster_layers(program, num_layers), ())
+
+
+def _undivided(
+    layered: StructuralLayers, program: Program, together: Sequence[Sequence[int]]
+) -> StructuralLayers:
+    """The layers without those that begin between the uses of parameters that go together."""
+    kept = layered.positions
+    for group in together:
+        values = {program.parameters[place] for place in group}
+        uses = [i for i, step in enumerate(program.steps) if not values.isdisjoint(step.values())]
+        kept = tuple(each for each in kept if not uses or not uses[0] < each <= uses[-1])
+    return layered if kept == layered.positions else StructuralLayers(kept, ())
 
 
 def _sections(program: Program, layered: StructuralLayers) -> tuple[Section, ...]:

@@ -52,6 +52,7 @@ class ResizedProblems:
             self._traces.at(between),
             microbatch_size,
             first.options.num_layers,
+            first.together,
         )
         return replace(first, **figures, num_microbatches=num_microbatches, slices=KnownSlices())
 
