@@ -27,6 +27,7 @@ from hetjax.pipeline.stages.traced_modules import modules_of, trace_modules
 from hetjax.pipeline.stages.traced_stage import halve
 from hetjax.planner import HapPlanner, Member, PlanOptions, make_problem, predict
 from hetjax.planner.costs.member_rates import member_rates
+from hetjax.planner.hap import chain_search
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import (
     COLUMNS,
@@ -130,6 +131,12 @@ def test_it_is_never_dearer_than_programs_of_one_kind(model: HapModel, speed: fl
         for ratios in (np.array([0.5, 0.5]), rates.proportional):
             other = synthesise_at(search.among(forced), rates, ratios)
             assert ours.seconds <= other.seconds * (1 + 1e-6), forced.name
+
+
+def test_a_module_of_too_many_choices_is_refused_by_its_positions(monkeypatch):
+    monkeypatch.setattr(chain_search, "MOST_ENTRIES", 1)
+    with pytest.raises(InputError, match=r"positions 0 to \d+ .* choose 'harp'"):
+        ChainSearch(Traced(SMALL[0], True).chain, STATE)
 
 
 def test_a_slow_link_makes_a_program_that_moves_less():

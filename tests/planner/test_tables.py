@@ -50,6 +50,17 @@ def test_it_is_the_least_of_all(number: int):
             assert cost(scopes, tables, found.choices(at)) == min(mine)
 
 
+def test_variables_of_one_choice_are_in_no_table():
+    """There may be more of them side by side than an array has dimensions."""
+    many = 70
+    scopes = [*itertools.combinations(range(many), 2), (many, 0), (many, 1)]
+    tables = [np.ones((1, 1))] * (len(scopes) - 2) + [np.array([[5.0], [2.0]])] * 2
+    order = EliminationOrder([1] * many + [2], scopes, kept=[0])
+    found = order.minimum(tables)
+    assert found.least.tolist() == [len(scopes) - 2 + 4.0]
+    assert found.choices([0]) == {**dict.fromkeys(range(many), 0), many: 1}
+
+
 @given(st.integers(0, 2**32 - 1))
 def test_it_is_what_the_integer_program_finds(number: int):
     sizes, scopes, tables = random_network(Random(number))

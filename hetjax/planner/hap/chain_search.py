@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hetjax.errors import InputError
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.hap.forced import Forced
 from hetjax.planner.hap.held_parameters import Held, all_held, descended, most_wanted, used_alike
@@ -89,6 +90,9 @@ class ChainSearch:
         num_microbatches: microbatches in a step.
         forced: what programs are looked at; None for all.
 
+    Raises:
+        InputError: a module has too many choices, however few dimensions are divided.
+
     Attributes:
         dimensions: the classes of the chain's dimensions.
         networks: the choices of each kind of module.
@@ -110,8 +114,24 @@ class ChainSearch:
                 break
             self.dimensions = self.dimensions.among(order[:count])
             self.networks = self._made()
+        self._check_entries()
         forced = self.forced
         self._allowed = [forced.allowed(each) if forced else None for each in self.networks]
+
+    def _check_entries(self) -> None:
+        """Check that the choices of all modules can be told in tables.
+
+        Raises:
+            InputError: those of a module cannot, however few dimensions are divided.
+        """
+        for module in self.chain.modules:
+            entries = self.networks[module.kind].order.most_entries
+            if entries > MOST_ENTRIES:
+                raise InputError(
+                    f"planner.name is 'hap', and the equations at positions {module.start} to "
+                    f"{module.stop - 1} of the program, which nothing divides into modules, belong "
+                    f"together in {entries:.0e} ways; allowed: {MOST_ENTRIES:.0e}; choose 'harp'"
+                )
 
     def _made(self) -> list[ModuleNetwork]:
         """The networks of all kinds, for the dimensions that may be divided."""

@@ -141,7 +141,8 @@ class HapPlanner:
 
         Returns:
             From the stage's members (see `members_of`) and its first layer to the stage. It raises
-            `DoesNotFitError` where it fits with no ratios that were tried.
+            `DoesNotFitError` where it fits with no ratios that were tried, and `InputError` where
+            there are too many ways.
         """
         searches: dict[int, ChainSearch] = {}
 

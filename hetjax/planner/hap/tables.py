@@ -63,7 +63,8 @@ class Minimum:
         Args:
             kept: the choices of the kept variables.
         """
-        found = dict(zip(self.order.kept, map(int, kept), strict=True))
+        found = dict.fromkeys(self.order.settled, 0)
+        found.update(zip(self.order.kept, map(int, kept), strict=True))
         for step in reversed(self.order.steps):
             total: Any = 0.0
             for each in step.inputs:
@@ -82,7 +83,9 @@ class EliminationOrder:
         kept: the variables that stay, in the order of the result's dimensions.
 
     Attributes:
-        steps: the variables that give way, in order.
+        settled: the variables of one choice, which tables are taken without: arrays have few
+            dimensions.
+        steps: the others that give way, in order.
         entries: how many entries the tables have that are added up on the way.
         most_entries: how many the largest has.
 
@@ -97,6 +100,9 @@ class EliminationOrder:
     def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope], kept: Sequence[int]):
         self.kept = tuple(kept)
         self._sizes = tuple(sizes)
+        self.settled = [variable for variable, size in enumerate(sizes) if size == 1]
+        scopes = [tuple(v for v in scope if sizes[v] > 1) for scope in scopes]
+        self._shapes = [tuple(sizes[v] for v in scope) for scope in scopes]
         self.steps: list[_Step] = []
         self.entries = self.most_entries = 0
         tables: dict[int, Scope] = dict(enumerate(scopes))
@@ -109,7 +115,8 @@ class EliminationOrder:
         for variable, others in enumerate(near):
             others.discard(variable)
         logs = [math.log(size) for size in sizes]
-        for variable in narrow_order(near, logs, set(range(len(sizes))) - set(kept)):
+        free = set(range(len(sizes))).difference(kept, self.settled)
+        for variable in narrow_order(near, logs, free):
             mine = {place: tables.pop(place) for place in of[variable]}
             others = tuple(sorted({v for scope in mine.values() for v in scope} - {variable}))
             inputs = self._inputs(mine, (*others, variable))
@@ -140,7 +147,8 @@ class EliminationOrder:
         Args:
             tables: one for each scope; infinite where choices cannot go together.
         """
-        known = list(tables)
+        pairs = zip(tables, self._shapes, strict=True)
+        known = [table.reshape(shape) for table, shape in pairs]
         for step in self.steps:
             known.append(_added(known, step.inputs).min(axis=-1))
         least = np.zeros([self._sizes[each] for each in self.kept])

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from hetjax.errors import DoesNotFitError
+from hetjax.errors import InputError
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.planner.hap.hap_planner import HapPlanner, cluster_members, members_of
@@ -153,10 +153,10 @@ def _planned(
     cut: int,
     last_stage: LastStage,
 ) -> Timed | None:
-    """The plan whose joint begins with a layer, predicted; None where it does not fit."""
+    """The plan whose joint begins with a layer, predicted; None where it is found in no way."""
     try:
         last = last_stage(members, cut)
-    except DoesNotFitError:
+    except InputError:
         return None
     stages = [*first, last]
     for place, after in enumerate(stages[1:]):
