@@ -1,8 +1,8 @@
 """Steps by rows: what works on each row of its arrays alone, computed for one row after another.
 
 A value that comes in rows is a value for each row of its first dimension. Steps that do not mix
-rows make rows of rows; sums and extrema over rows join what each has; what else reads such a value
-gets its rows stacked.
+rows make rows of rows; sums over rows join what each has, and so do extrema that nothing is to be
+differentiated through; what else reads such a value gets its rows stacked.
 """
 
 from __future__ import annotations
