@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hetjax import _compat
 from hetjax.alignment.operators import ControlFlow, Operator, OperatorBlock, shapes_of
@@ -89,8 +90,8 @@ def _one_by_one(entry: ControlFlow, operands: list[Any], visit: Visit, place: Pl
     if entry.name == "while":
         condition, body, carry = _loop_operands(params, operands)
         iteration = 0
-        while bool(run(0, [*condition, *carry], iteration)[0]):
-            carry = run(1, [*body, *carry], iteration)
+        while np.any(going := run(0, [*condition, *carry], iteration)[0]):
+            carry = _going_on(going, run(1, [*body, *carry], iteration), carry)
             iteration += 1
         return carry
     constants, carry, rows = _scan_operands(params, operands)
@@ -107,6 +108,17 @@ def _one_by_one(entry: ControlFlow, operands: list[Any], visit: Visit, place: Pl
         shapes = shapes_of(entry.equation.outvars[len(carry) :])
         stacked = [jnp.empty(shape.shape, shape.dtype) for shape in shapes]
     return [*carry, *stacked]
+
+
+def _going_on(going: Any, made: Sequence[Any], carry: Sequence[Any]) -> list[Any]:
+    """What a loop carries on: JAX batches one so that each example has a condition of its own."""
+    dimensions = range(jnp.ndim(going))
+    if not dimensions:
+        return list(made)
+    return [
+        jax.lax.select(jax.lax.broadcast_in_dim(going, jnp.shape(new), dimensions), new, old)
+        for new, old in zip(made, carry, strict=True)
+    ]
 
 
 class _Whole:
@@ -141,14 +153,16 @@ class _Whole:
         condition, body, carry = _loop_operands(entry.equation.params, operands)
         asked, done = entry.blocks
 
+        def going(carried: list[Any]) -> Any:
+            return self.run(asked, [*condition, *carried])[0][0]
+
         def iterate(state: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
-            made, seen = self.run(done, [*body, *state[0]])
-            return made, state[1] | seen
+            carried, before = state
+            made, seen = self.run(done, [*body, *carried])
+            return _going_on(going(carried), made, carried), before | seen
 
         return jax.lax.while_loop(
-            lambda state: self.run(asked, [*condition, *state[0]])[0][0],
-            iterate,
-            (carry, jnp.asarray(False)),
+            lambda state: jnp.any(going(state[0])), iterate, (carry, jnp.asarray(False))
         )
 
     def _scan(self, entry: ControlFlow, operands: list[Any]) -> tuple[list[Any], Any]:

@@ -55,6 +55,24 @@ def test_operators_compute_the_loss_and_its_gradients():
     assert program.opaque == ()
 
 
+def test_examples_of_a_batched_loop_go_on_by_themselves():
+    """`jax.vmap` leaves a loop with a condition for each example, which no loop can be made of."""
+
+    def halved(x):
+        return jax.lax.while_loop(lambda x: jnp.sum(x) > 1.0, lambda x: x * 0.5, x)
+
+    def loss(w, x):
+        return jnp.mean(jax.lax.stop_gradient(jax.vmap(halved)(x)) @ w)
+
+    w, x = np.ones((3,), np.float32), np.array([[0.1] * 3, [1.0] * 3, [9.0] * 3], np.float32)
+    program = trace_operators(loss, w, x)
+    whole, _ = evaluate_whole(program.block, [w, x], give, lambda *_: None)
+    wanted = jax.tree.leaves(jax.value_and_grad(loss)(w, x))
+    for found in (whole, evaluate(program.block, [w, x], give)):
+        for a, b in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 def test_an_operator_in_a_loop_runs_as_often_as_the_loop():
     model = Model(("scan",))
     program = trace_operators(model.loss, model.init(), BATCH)
