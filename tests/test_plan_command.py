@@ -14,7 +14,9 @@ from cluster_files import TWO_AND_TWO
 
 from hetjax import planner
 from hetjax.commands.command_line import INTERRUPTED
+from hetjax.commands.figures import stage_figures
 from hetjax.mesh import SubMesh
+from hetjax.pipeline.timeline.streamed_update import GroupTimes
 from hetjax.planner import Member, Plan, PlanningProblem
 from hetjax.planner.h2.refine import Refined, refine
 
@@ -31,6 +33,16 @@ def quickstart_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("quickstart") / "plan.json"
     assert plan_command("--config", str(QUICKSTART), "--out", str(file)) == 0
     return file
+
+
+def test_figures_of_streamed_updates_are_plain_values(quickstart_plan: Path) -> None:
+    plan = Plan.load(quickstart_plan)
+    assert plan.prediction is not None
+    first, *rest = plan.prediction.stages
+    streamed = replace(first, update_groups=(GroupTimes(0.1, 0.2, 0.3),))
+    told = replace(plan, prediction=replace(plan.prediction, stages=(streamed, *rest)))
+    (of_first, *_) = json.loads(json.dumps(stage_figures(told)))
+    assert of_first["update_groups"] == [{"fetch": 0.1, "update": 0.2, "store": 0.3}]
 
 
 def test_json_is_one_object_with_the_figures(

@@ -235,7 +235,7 @@ def stage_figures(plan: Plan) -> list[dict[str, Any]]:
             "recompute_layers": [list(run) for run in stage.recompute_layers],
             "pipeline": p,
             "warm_up_count": pipeline.schedule.warm_up_counts[s],
-            **vars(predicted[first + s]),
+            **asdict(predicted[first + s]),
             "members": _member_figures(stage, predicted[first + s]),
             "step": vars(parts[first + s]),
         }

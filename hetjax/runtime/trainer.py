@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from hetjax.collecting import seldom_collected
 from hetjax.errors import InputError, SaveError, check_count, shown
-from hetjax.pipeline.program.loss import abstract, check_examples
+from hetjax.pipeline.program.loss import abstract, check_examples, path_names
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Timeline
 from hetjax.pipeline.timeline.times import StepTimes
@@ -115,6 +115,7 @@ class Trainer:
         for name, given in (("parameters", parameters), ("batch", batch)):
             if not callable(given) and not jax.tree.leaves(given):
                 raise InputError(f"{name} is {shown(given)}, which has no arrays")
+        _check_values(parameters)
         _check_types(optimizer, source, checkpoints)
         shapes = abstract(batch)
         check_examples(shapes)
@@ -575,6 +576,19 @@ class Trainer:
     def _check_open(self) -> None:
         if self._closed:
             raise InputError("the trainer is closed; make another one to train on")
+
+
+def _check_values(parameters: PyTree | Callable[[], PyTree]) -> None:
+    """Check that parameters are there, not their shapes, with which a plan is made."""
+    if callable(parameters):
+        return
+    leaves = jax.tree.leaves(parameters)
+    for name, leaf in zip(path_names(parameters), leaves, strict=True):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise InputError(
+                f"parameters: {name!r} is {shown(leaf)}, a shape; a trainer needs the arrays, or "
+                f"the function that makes them"
+            )
 
 
 def _check_types(optimizer: object, source: object, checkpoints: object) -> None:

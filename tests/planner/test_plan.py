@@ -409,7 +409,7 @@ def test_a_plan_for_another_model():
         (PipelinePlan((stage,), 2, 8, gpipe(1, 2)),),
     )
     validate_for(plan, program, batch_size=16)
-    with pytest.raises(InputError, match=r"16 examples a step, the configuration asks for .* 8"):
+    with pytest.raises(InputError, match="16 examples a step, and the batch has 8"):
         validate_for(plan, program, batch_size=8)
     other = trace(lambda w, x: jnp.mean((x @ w) ** 2), jnp.ones((4, 2)), jnp.ones((8, 4)))
     with pytest.raises(InputError, match="made for another model"):

@@ -140,6 +140,7 @@ def test_optimizer_state():
         ({"union_stages": None}, "union_stages is None; it must be True or False"),
         ({"batch": {}}, "batch has no arrays"),
         ({"batch": jnp.ones(())}, "is a scalar: its first axis must be the examples"),
+        ({"batch": {"x": jnp.ones((8, 4)), "y": jnp.ones(4)}}, "examples: {'x': 8, 'y': 4}"),
     ],
 )
 def test_bad_input(options, message):

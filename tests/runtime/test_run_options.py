@@ -149,3 +149,9 @@ def test_counts_are_counts():
 def test_nothing_is_no_batch():
     with pytest.raises(InputError, match=r"batch is \{\}, which has no arrays"):
         make(batch={})
+
+
+def test_shapes_are_no_parameters():
+    shapes = {"w": jax.ShapeDtypeStruct((2, 2), "float32")}
+    with pytest.raises(InputError, match=r"parameters: 'w' is ShapeDtypeStruct.*, a shape; a tra"):
+        make(parameters=shapes)

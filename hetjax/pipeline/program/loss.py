@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax import _compat
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, float, int)
 
@@ -109,7 +109,7 @@ def check_examples(batch: PyTree[jax.ShapeDtypeStruct]) -> None:
             )
         sizes[name] = leaf.shape[0]
     if len(set(sizes.values())) > 1:
-        raise InputError(f"batch leaves differ in their number of examples: {sizes}")
+        raise InputError(f"batch leaves differ in their number of examples: {shown(sizes, 200)}")
 
 
 def is_key(leaf: Any) -> bool:

@@ -61,8 +61,8 @@ def _unlike(chosen: Plan, others: Sequence[Alternative]) -> list[Alternative]:
     """The best of each that differ in the same words from the one that was chosen, by score."""
     by_words: dict[str, Alternative] = {}
     for each in sorted(others, key=lambda each: each.score):
-        if each.plan.pipelines != chosen.pipelines:
-            by_words.setdefault(differences(chosen, each.plan), each)
+        if words := differences(chosen, each.plan):
+            by_words.setdefault(words, each)
     return list(by_words.values())
 
 
@@ -74,7 +74,8 @@ def differences(chosen: Plan, other: Plan) -> str:
         other: a plan for the same model and cluster.
 
     Returns:
-        The few things that say most, such as ``"7 stages instead of 8; rtx4090 first"``.
+        The few things that say most, such as ``"7 stages instead of 8; rtx4090 first"``; nothing
+        where the stages are the same, but for which ones of alike devices they are on.
     """
     said = [
         *_union_differences(chosen, other),
@@ -86,7 +87,9 @@ def differences(chosen: Plan, other: Plan) -> str:
         said.append(f"{_count(len(other.stages), 'stage')} instead of {len(chosen.stages)}")
     else:
         said += _stage_differences(chosen, other)
-    return "; ".join(said) or "layers cut elsewhere"
+    if not said and [each.layers for each in chosen.stages] != [e.layers for e in other.stages]:
+        said.append("layers cut elsewhere")
+    return "; ".join(said)
 
 
 def _restrictions(problem: PlanningProblem, plan: Plan) -> list[Restriction]:
@@ -194,6 +197,9 @@ def _stage_differences(chosen: Plan, other: Plan) -> Iterator[str]:
     kept = [s for s, (a, b) in enumerate(pairs) if _again(a) > _again(b)]
     if kept:
         yield f"{_stages(kept)} not recomputing"
+    moved = [s for s, (a, b) in enumerate(pairs) if a.offload != b.offload]
+    if moved:
+        yield f"{_stages(moved)} offloading otherwise"
     sharded = [s for s, (a, b) in enumerate(pairs) if s not in sizes and _mesh(a) != _mesh(b)]
     if sharded:
         yield f"{_stages(sharded)} sharded otherwise"

@@ -337,8 +337,8 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
         )
     if batch_size is not None and plan.batch_size != batch_size:
         raise InputError(
-            f"the plan computes {plan.batch_size} examples a step, the configuration asks for "
-            f"batch_size = {batch_size}; make them equal"
+            f"the plan computes {plan.batch_size} examples a step, and the batch has "
+            f"{batch_size}; make them equal"
         )
     shapes = [program.avals[value] for value in program.parameters]
     meant = dict(zip(map(leaf_name, program.parameter_names), shapes, strict=True))

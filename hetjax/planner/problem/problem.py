@@ -402,6 +402,7 @@ def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:
     leaves = jax.tree.leaves(batch)
     if not leaves:
         raise InputError("batch has no arrays; the loss function needs examples to be planned for")
+    check_examples(batch)
     sizes = {leaf.shape[0] for leaf in leaves if leaf.shape}
     for batch_size in sizes:
         if batch_size == 0:
