@@ -19,6 +19,9 @@ def test_notebook_runs(path):
     pictures = [output for output in shown if "image/png" in output.get("data", {})]
     assert pictures, "the timeline is drawn"
     printed = "".join(output.get("text", "") for output in shown)
+    tables = "".join(output.get("data", {}).get("text/plain", "") for output in shown)
+    assert "fast[0:" in tables
+    assert "slow[0:" in tables
     losses = [float(line.split()[2]) for line in printed.splitlines() if line.startswith("step ")]
     assert len(losses) == 10
     assert losses[-1] < losses[0]
