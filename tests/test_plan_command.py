@@ -475,8 +475,9 @@ def test_where_memory_is_short_stages_are_of_other_kinds(
     sizes = ("blocks = 2", "width = 64", "key_value_heads = 4", "ffn_width = 256")
     changes = [f"model.{each}" for each in sizes]
     changes += ["model.recipe = 'llama-tiny'", "train.microbatches = None", "train.batch_size = 4"]
-    file = tmp_path / "context.gin"
-    file.write_text(CONTEXT + "\n".join([*changes, "optimizer.name = 'adamw'"]))
+    (tmp_path / "context.gin").write_text(CONTEXT)
+    file = tmp_path / "short.gin"
+    file.write_text("\n".join(["include 'context.gin'", *changes, "optimizer.name = 'adamw'"]))
     saved = str(tmp_path / "plan.json")
     assert plan_command("--config", str(file), "--out", saved) == 0
     stages = Plan.load(saved).stages
