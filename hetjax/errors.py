@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Collection, Iterable
 from numbers import Integral, Real
+from typing import TypeGuard
 
 
 class InputError(ValueError):
@@ -128,6 +129,28 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     return f"unknown {what} {shown(name)}{hint} Allowed: {', '.join(allowed) or 'none'}"
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether something that was given is a whole number; True is none.
+
+    Args:
+        value: what was given.
+
+    Example:
+        >>> is_whole(2), is_whole(2.0), is_whole(True)
+        (True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether something that was given is a real number; True is none.
+
+    Args:
+        value: what was given.
+    """
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_count(name: str, value: object) -> None:
     """Check that something that is counted is a whole number of 1 or more.
 
@@ -143,8 +166,7 @@ def check_count(name: str, value: object) -> None:
         Traceback (most recent call last):
         hetjax.errors.InputError: keep_last is 2.0; it must be a whole number, 1 or more
     """
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not (is_whole and value >= 1):  # type: ignore[operator]
+    if not (is_whole(value) and value >= 1):
         raise InputError(f"{name} is {shown(value)}; it must be a whole number, 1 or more")
 
 
@@ -182,15 +204,10 @@ def check_numbers(name: str, values: object) -> None:
         Traceback (most recent call last):
         hetjax.errors.InputError: lost is 2; it must be a collection of whole numbers, 0 or more
     """
-    if not (isinstance(values, Collection) and all(map(_is_number, values))):
+    if not (isinstance(values, Collection) and all(is_whole(v) and v >= 0 for v in values)):
         raise InputError(
             f"{name} is {shown(values)}; it must be a collection of whole numbers, 0 or more"
         )
-
-
-def _is_number(value: object) -> bool:
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    return is_whole and value >= 0  # type: ignore[operator]
 
 
 def check_seconds(name: str, value: object) -> None:
@@ -208,8 +225,7 @@ def check_seconds(name: str, value: object) -> None:
         Traceback (most recent call last):
         hetjax.errors.InputError: deadline is nan; it must be seconds, more than 0 and finite
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not (is_number and value > 0 and math.isfinite(value)):  # type: ignore[operator]
+    if not (is_number(value) and value > 0 and math.isfinite(value)):
         raise InputError(f"{name} is {shown(value)}; it must be seconds, more than 0 and finite")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from hetjax.commands.command_line import (
     Parser,
+    as_option,
     configuration_of,
     device_number,
     named,
@@ -66,10 +67,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     from hetjax.planner.harp.lost_devices import check_lost
 
     cluster = configured_cluster(configuration.cluster, configuration.runtime)
-    try:
+    with as_option():
         check_lost(cluster, arguments.lost)
-    except InputError as error:
-        raise InputError(f"--{error}") from None
     from hetjax.commands.foreign import is_foreign, plan_of_foreign_profile
 
     if is_foreign(configuration):

@@ -12,10 +12,10 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from hetjax.commands.command_line import (
     Parser,
+    as_option,
     configuration_of,
     device_number,
     named,
@@ -23,9 +23,6 @@ from hetjax.commands.command_line import (
 )
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
-
-if TYPE_CHECKING:
-    from hetjax.planner.plan.plan import Plan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,9 +76,11 @@ def _switch(arguments: argparse.Namespace) -> int:
     configuration = configuration_of(arguments)
     # What is heavier to import comes after what can be checked without it.
     from hetjax.planner.plan.plan import Plan
+    from hetjax.runtime.moves.state_switch import all_lost
 
     plans = Plan.load(arguments.source), Plan.load(arguments.destination)
-    lost = _lost(frozenset(arguments.lost), plans[1])
+    with as_option():
+        lost = all_lost(frozenset(arguments.lost), plans[1])
     from hetjax.configuration.make import make_ingredients
 
     doing("preparing the model and the data")
@@ -103,15 +102,6 @@ def _switch(arguments: argparse.Namespace) -> int:
 
         make_console().print(switch_table(figures))
     return 0
-
-
-def _lost(named: frozenset[int], destination: Plan) -> frozenset[int]:
-    from hetjax.runtime.moves.state_switch import all_lost
-
-    try:
-        return all_lost(named, destination)
-    except InputError as error:
-        raise InputError(f"--{error}") from None
 
 
 if __name__ == "__main__":

@@ -152,6 +152,7 @@ class _Whole:
     def _while(self, entry: ControlFlow, operands: list[Any]) -> tuple[list[Any], Any]:
         condition, body, carry = _loop_operands(entry.equation.params, operands)
         asked, done = entry.blocks
+        is_batched = bool(entry.equation.params["cond_jaxpr"].out_avals[0].shape)
 
         def going(carried: list[Any]) -> Any:
             return self.run(asked, [*condition, *carried])[0][0]
@@ -159,7 +160,9 @@ class _Whole:
         def iterate(state: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
             carried, before = state
             made, seen = self.run(done, [*body, *carried])
-            return _going_on(going(carried), made, carried), before | seen
+            # Of a loop that is not batched the condition was asked, and holds.
+            after = _going_on(going(carried), made, carried) if is_batched else made
+            return after, before | seen
 
         return jax.lax.while_loop(
             lambda state: jnp.any(going(state[0])), iterate, (carry, jnp.asarray(False))

@@ -120,6 +120,19 @@ def device_number(text: str) -> int:
     return int(text)
 
 
+@contextmanager
+def as_option() -> Iterator[None]:
+    """Errors in this block begin with a field's name, which is that of the option that gives it.
+
+    Raises:
+        InputError: as it was raised, with ``--lost`` for ``lost``.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"--{error}") from None
+
+
 def _program(command: str) -> str:
     """What a person typed to run a command: ``hetjax train`` or ``python -m hetjax.train``."""
     typed = Path(sys.argv[0])

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from hetjax.commands.command_line import as_option
 from hetjax.commands.work_folder import CHECKPOINTS_FOLDER
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import make_model
@@ -46,10 +47,8 @@ class Continuation:
     seed: int
 
     def __post_init__(self):
-        try:
+        with as_option():
             check_draws(self.length, self.temperature, self.seed)
-        except InputError as error:
-            raise InputError(f"--{error}") from None
 
 
 class TextModel:

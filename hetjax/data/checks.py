@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from numbers import Integral, Real
 
-from hetjax.errors import InputError, shown
+from hetjax.errors import InputError, is_number, is_whole, shown
 from hetjax.limits import MAX_QUANTITY, MIN_QUANTITY
 
 
@@ -26,8 +25,7 @@ def check_whole(name: str, value: object, least: int, most: int) -> None:
         Traceback (most recent call last):
         hetjax.errors.InputError: sequence is 8.0; it must be a whole number from 1 to 99
     """
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not (is_whole and least <= value <= most):  # type: ignore[operator]
+    if not (is_whole(value) and least <= value <= most):
         raise InputError(
             f"{name} is {shown(value)}; it must be a whole number from {least} to {most}"
         )
@@ -54,7 +52,7 @@ def check_fraction(fraction: object) -> None:
     Raises:
         InputError: it is no number in [0, 1).
     """
-    if not (_is_number(fraction) and 0.0 <= fraction < 1.0):  # type: ignore[operator]
+    if not (is_number(fraction) and 0.0 <= fraction < 1.0):
         raise InputError(
             f"held_out_fraction is {shown(fraction)}; it must be at least 0 and below 1"
         )
@@ -70,7 +68,7 @@ def check_weight(name: str, weight: object) -> None:
     Raises:
         InputError: it is no number, or so large or small that shares cannot be made of it.
     """
-    if not (_is_number(weight) and MIN_QUANTITY <= weight <= MAX_QUANTITY):  # type: ignore[operator]
+    if not (is_number(weight) and MIN_QUANTITY <= weight <= MAX_QUANTITY):
         raise InputError(
             f"the weight of {name} is {shown(weight)}; it must be a number from {MIN_QUANTITY:g} "
             f"to {MAX_QUANTITY:g}"
@@ -98,7 +96,3 @@ def as_path(name: str, value: object) -> str:
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"{name} is {shown(value)}; it must be a path")
     return os.fsdecode(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, is_whole
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -100,8 +99,7 @@ def interval(config: object, field: str, low: float, high: float) -> None:
 
 
 def _is_count(value: Any) -> bool:
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return is_whole and int(value) > 0
+    return is_whole(value) and value > 0
 
 
 def _name(config: object, field: str) -> str:

@@ -41,7 +41,7 @@ def loss_seed(programs: Sequence[Program]) -> float:
     """
     if not any(map(_is_narrow, _dtypes(programs[0]))):
         return 1.0
-    examples = max(program.avals[program.batch[0]].shape[0] for program in programs)
+    examples = max(program.num_examples for program in programs)
     total = operand_value(programs[0].total)
     dtype = programs[0].loss_dtype if total is None else programs[0].avals[total].dtype
     return 2.0 ** -min((examples - 1).bit_length(), -int(jnp.finfo(dtype).minexp))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetjax.errors import DoesNotFitError, InputError, check_count, shown, unknown_name
+from hetjax.errors import DoesNotFitError, InputError, check_count, is_whole, shown, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.quantities import format_bytes
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
@@ -61,9 +61,7 @@ class ForeignFound:
 
 def _divides(count: object, batch_size: int) -> bool:
     """Whether something is a number of microbatches that a batch has."""
-    if not isinstance(count, int | np.integer) or isinstance(count, bool):
-        return False
-    return int(count) >= 1 and batch_size % int(count) == 0
+    return is_whole(count) and count >= 1 and batch_size % count == 0
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def check_reshards(plan: Plan, program: Program) -> None:
     Raises:
         InputError: as `obey_reshards`.
     """
-    size = program.avals[program.batch[0]].shape[0]
+    size = program.num_examples
     for pipeline in plan.pipelines:
         if pipeline.microbatch_size == size:
             obey_reshards(plan, pipeline, program)

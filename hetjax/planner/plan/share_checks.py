@@ -172,7 +172,7 @@ def check_shares_for(stage: StagePlan, microbatch_size: int, program: Program, w
             for each in meant:
                 spec = told_of(stage.parameters, each) or ()
                 _check_inner(share, shape, spec, stage, place, f"parameters[{each!r}]")
-    if microbatch_size != program.avals[program.batch[0]].shape[0]:
+    if microbatch_size != program.num_examples:
         return  # Of values of other microbatches the sizes are not known.
     for value, share in stage.shares.values.items():
         shape = program.avals[value].shape

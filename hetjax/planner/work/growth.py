@@ -62,8 +62,7 @@ def growth_of(program: Program, other: Program) -> Growth | None:
     Returns:
         What grows in the first; None where the two differ in more than sizes.
     """
-    few, many = (each.avals[each.batch[0]].shape[0] for each in (program, other))
-    compared = _Compared(many / few)
+    compared = _Compared(other.num_examples / program.num_examples)
     try:
         compared.programs(program, other)
     except UnlikeError:

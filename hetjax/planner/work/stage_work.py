@@ -190,7 +190,7 @@ def measure(
                 halves=other[0].split if other and not places else None,
                 split=split,
                 tracer=tracer,
-                microbatch_size=program.avals[program.batch[0]].shape[0],
+                microbatch_size=program.num_examples,
             )
         work, cotangents = known.works[key]
         if places:

@@ -345,14 +345,13 @@ class CheckpointFolder:
         faults: list[str] = []
         for step in reversed(self.steps()):
             try:
-                manifest, is_ours = self._verified(step, model)
+                manifest = self._verified(step, model)
             except CheckpointError as fault:
                 faults.append(str(fault))
                 self._broken.add(step)
                 continue
-            if not is_ours:
-                raise _foreign(self.path, manifest, model)
-            return self._found(manifest, tuple(f"{fault}; using {step}" for fault in faults))
+            messages = tuple(f"{fault}; using {step}" for fault in faults)
+            return self._found(manifest, model, messages)
         if faults:
             raise CheckpointError(f"no checkpoint in {self.path} is whole: {'; '.join(faults)}")
         return None
@@ -375,24 +374,23 @@ class CheckpointFolder:
             raise CheckpointError(
                 f"there is no checkpoint of step {step} in {self.path}; there are: {known}"
             )
-        manifest, is_ours = self._verified(step, model)
-        if not is_ours:
-            raise _foreign(self.path, manifest, model)
-        return self._found(manifest)
+        return self._found(self._verified(step, model), model)
 
-    def _verified(self, step: int, model: TracedModel | None) -> tuple[Manifest, bool]:
-        """A step's manifest, and whether it is of a model; files of another are not looked at."""
+    def _verified(self, step: int, model: TracedModel | None) -> Manifest:
+        """A step's manifest; the files of another model are not looked at."""
         folder = self.folder_of(step)
         try:
             manifest = _read_manifest_of(folder, step)
-            is_ours = model is None or model.is_of(manifest)
-            if is_ours:
+            if model is None or model.is_of(manifest):
                 verify_files(folder, manifest)
         except CheckpointError as fault:
             raise CheckpointError(f"checkpoint {step} is not whole: {fault}") from None
-        return manifest, is_ours
+        return manifest
 
-    def _found(self, manifest: Manifest, messages: tuple[str, ...] = ()) -> Checkpoint:
+    def _found(
+        self, manifest: Manifest, model: TracedModel | None, messages: tuple[str, ...] = ()
+    ) -> Checkpoint:
+        self._check_model(manifest, model)
         folder = self.folder_of(manifest.step)
         return Checkpoint(manifest.step, folder, manifest.data, manifest.metadata, messages)
 
@@ -417,10 +415,16 @@ class CheckpointFolder:
                 manifest = _read_manifest_of(self.path / _name(step), step)
             except CheckpointError:
                 continue
-            if model is not None and not model.is_of(manifest):
-                raise _foreign(self.path, manifest, model)
+            self._check_model(manifest, model)
             return manifest
         return None
+
+    def _check_model(self, manifest: Manifest, model: TracedModel | None) -> None:
+        if model is not None and not model.is_of(manifest):
+            raise CheckpointError(
+                f"checkpoint {manifest.step} in {self.path} is of another model: its fingerprint "
+                f"is {manifest.model!r}, this model's is {model.fingerprint!r}"
+            )
 
     @contextmanager
     def reading(self, step: int) -> Iterator[None]:
@@ -464,11 +468,3 @@ class CheckpointFolder:
 
 def _name(step: int) -> str:
     return f"{step:08d}"
-
-
-def _foreign(path: Path, manifest: Manifest, model: TracedModel | None) -> CheckpointError:
-    assert model is not None, "any model will do where none is wanted"
-    return CheckpointError(
-        f"checkpoint {manifest.step} in {path} is of another model: its fingerprint is "
-        f"{manifest.model!r}, this model's is {model.fingerprint!r}"
-    )

@@ -33,9 +33,14 @@ class TracedModel:
     fingerprint_for: Callable[[int], str]
 
     @functools.cached_property
+    def _known(self) -> Callable[[int], str]:
+        """The same, which traces once for each number."""
+        return functools.cache(self.fingerprint_for)
+
+    @property
     def fingerprint(self) -> str:
         """The fingerprint for the number of examples that it is traced for first."""
-        return self.fingerprint_for(self.num_examples)
+        return self._known(self.num_examples)
 
     def is_of(self, manifest: Manifest) -> bool:
         """Whether a checkpoint is of this model.
@@ -49,6 +54,6 @@ class TracedModel:
         if saved is None or saved == self.num_examples:
             return False
         try:
-            return manifest.model == self.fingerprint_for(saved)
+            return manifest.model == self._known(saved)
         except Exception:  # Whatever it is: the loss that was saved could be traced so.
             return False

@@ -221,6 +221,6 @@ def put_together(leaves: AnnotatedLeaves, held: Sequence[Sequence[Any]]) -> Iter
         yield whole
 
 
-def loss_seed(compiled: CompiledStage, value: float, dtype: Any) -> jax.Array:
+def placed_loss_seed(compiled: CompiledStage, value: float, dtype: Any) -> jax.Array:
     """The cotangent of the summed loss."""
     return put_whole(np.full((), value, dtype), NamedSharding(compiled.mesh, PartitionSpec()))

@@ -14,14 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from numbers import Real
 from statistics import median
 from typing import NamedTuple, Protocol
 
 import jax
 from jax.sharding import Mesh
 
-from hetjax.errors import InputError, shown
+from hetjax.errors import InputError, is_number, shown
 from hetjax.planner.costs.exchange_cost import exchange_bandwidth
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
@@ -61,8 +60,7 @@ class Play:
     def __post_init__(self) -> None:
         if self.scale is None:
             return
-        is_number = isinstance(self.scale, Real) and not isinstance(self.scale, bool)
-        if not (is_number and self.scale > 0 and math.isfinite(self.scale)):
+        if not (is_number(self.scale) and self.scale > 0 and math.isfinite(self.scale)):
             raise InputError(
                 f"play: scale is {shown(self.scale)}; it must be more than 0 and finite, or None"
             )

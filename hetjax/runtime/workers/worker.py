@@ -18,7 +18,7 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Event, host_track, stage_track
 from hetjax.runtime.compilation.compiled_stage import CompiledStage, StageCompiler
 from hetjax.runtime.compilation.host_memory import check_host_memory
-from hetjax.runtime.compilation.state import StageState, initial_state, loss_seed
+from hetjax.runtime.compilation.state import StageState, initial_state, placed_loss_seed
 from hetjax.runtime.instructions.buffers import (
     ACTIVATIONS,
     STEP_METRICS,
@@ -153,7 +153,9 @@ class StageWorker:
             self.buffers.update({Gradient(place): array for place, array in sums})
         if self.is_last:
             dtype = self.programs.sent[0].dtype
-            self.buffers[LossSeed()] = loss_seed(self.compiled, self.pipelines.loss_seed, dtype)
+            self.buffers[LossSeed()] = placed_loss_seed(
+                self.compiled, self.pipelines.loss_seed, dtype
+            )
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order.
