@@ -70,7 +70,7 @@ def inside_a_node(devices: int, sizes: IntArray, parts: IntArray, none: int) -> 
     fewer = np.zeros((devices + 1, last + 1), np.int64)
     is_there = np.ones(devices + 1, np.bool_)
     for number in range(devices):
-        more, most, widest = np.empty_like(fewer), 0, 0
+        more, most, widest = np.empty(fewer.shape, np.int64), 0, 0
         is_more = np.zeros(devices + 1, np.bool_)
         for used in range(1, devices + 1):
             for k in range(len(sizes)):
@@ -109,8 +109,9 @@ def with_stages_before(
         ``[nodes + 1, counts]``.
     """
     nodes, last = len(one) - 1, one.shape[1] - 1
-    most = np.empty_like(one)
-    most[0] = nearest
+    most = np.empty(one.shape, np.int64)
+    for c in range(last + 1):
+        most[0, c] = nearest[c]
     for used in range(1, nodes + 1):
         for c in range(last + 1):
             # The last count stands for all above it, so it is behind itself as well.
@@ -143,8 +144,9 @@ def with_stages_behind(
         ``[nodes + 1, counts]``.
     """
     nodes, last = len(one) - 1, one.shape[1] - 1
-    most = np.empty_like(one)
-    most[0] = nearest
+    most = np.empty(one.shape, np.int64)
+    for c in range(last + 1):
+        most[0, c] = nearest[c]
     for left in range(1, nodes + 1):
         for c in range(last + 1):
             best, after = most[left - 1, c], min(c + 1, last)
