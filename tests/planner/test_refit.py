@@ -137,7 +137,14 @@ def test_ways_are_predicted_without_a_step(monkeypatch: pytest.MonkeyPatch):
     plan = plan_of(problem)
     monkeypatch.setattr("hetjax.planner.predictions.step_prediction.stage_clocks", None)
     known = ways_of(plan, problem)
-    assert [len(ways) for ways in known] == [12, 4]
+    # The single card has room for all.
+    assert [len(ways) for ways in known] == [12, 1]
+
+
+def test_stages_with_room_for_all_are_not_asked_what_making_layers_again_takes():
+    roomy = problem_of(30)
+    known = ways_of(plan_of(roomy), roomy)
+    assert {again for ways in known for _, again in ways} == {"nothing"}
 
 
 def test_what_no_warm_up_counts_describe_is_refused():

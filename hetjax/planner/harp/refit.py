@@ -8,6 +8,7 @@ what it would take without is worth knowing, too.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -46,7 +47,7 @@ ChoicePredictions = Sequence[Mapping[RuleChoice, StagePrediction]]
 def ways_of(
     plan: Plan, problem: PlanningProblem, repetitions: Sequence[Repetition] = REPETITIONS
 ) -> ChoicePredictions:
-    """What the stages of a plan take in all ways: both of what follows is chosen among these.
+    """What the stages of a plan take in all ways that may be the best: others choose among them.
 
     Args:
         plan: a plan that `can_be_refitted`.
@@ -183,17 +184,39 @@ def _predicted_so(
 def _predicted_ways(
     plan: Plan, problem: PlanningProblem, repetitions: Sequence[Repetition]
 ) -> ChoicePredictions:
-    """What each stage takes in each way."""
+    """What each stage takes in each way that may be taken.
+
+    To trace a stage that makes layers again takes long, so this is done of those alone that cannot
+    keep all of them: whatever the pace, the others are the fastest as they are.
+    """
     found: list[dict[RuleChoice, StagePrediction]] = [{} for _ in plan.stages]
     pieces = repeatable_layers(plan.layers, problem.sections)
-    ways: list[RuleChoice] = [(rule, again) for rule in RULES for again in repetitions]
-    for way in ways:
-        stages = tuple(_run_so(stage, way, pieces) for stage in plan.pipeline.stages)
-        for s, stage in enumerate(predict_stages(_with_stages(plan, stages), problem)):
+    looked_at = range(len(plan.stages))
+    for again in repetitions:
+        for rule in RULES:
+            stages = tuple(
+                _run_so(stage, (rule, again if s in looked_at else "nothing"), pieces)
+                for s, stage in enumerate(plan.pipeline.stages)
+            )
+            predicted = predict_stages(_with_stages(plan, stages), problem)
             # Rules differ along the data axis alone.
-            if way[0] == "data" or stages[s].mesh_shape[0] > 1:
-                found[s][way] = stage
+            for s in looked_at:
+                if rule == "data" or stages[s].mesh_shape[0] > 1:
+                    found[s][rule, again] = predicted[s]
+        if again == "nothing":
+            looked_at = _without_room(plan, found)
     return found
+
+
+def _without_room(plan: Plan, keeping: ChoicePredictions) -> list[int]:
+    """The stages that cannot keep all in every way, at the least pace that they may run at."""
+    pace = max(min(map(_seconds, ways.values())) for ways in keeping)
+    counts = counts_at_pace(plan, [next(iter(ways.values())) for ways in keeping], pace)
+    return [
+        s
+        for s, (ways, count) in enumerate(zip(keeping, counts, strict=True))
+        if len(_allowed(ways, count, math.inf)) < len(ways)
+    ]
 
 
 def _run_so(stage: StagePlan, way: RuleChoice, pieces: Sequence[LayerRun]) -> StagePlan:
