@@ -168,6 +168,7 @@ def test_training_resuming_and_replaying(
     assert [record["step"] for record in expected] == [1, 2, 3, 4]
     for record in expected:
         assert {"loss", "grad_norm", "tokens_per_second", "step_time"} <= set(record)
+        assert record["learning_rate"] > 0
     assert [record["step"] for record in expected if "evaluation_loss" in record] == [2, 4]
     for name in ("plan.json", "timeline.png", "timeline.html", "checkpoints", "tensorboard"):
         assert (whole / name).exists()

@@ -22,6 +22,7 @@ from hetjax.commands.measured import (
 from hetjax.commands.playing import check_duration, lateness, playing, scale_words
 from hetjax.commands.prepare import Prepared
 from hetjax.commands.signals import EXIT_BASE, StopRequest, doing
+from hetjax.commands.step_figures import StepFigures
 from hetjax.commands.work_folder import (
     CARRIERS_FILE,
     CHECKPOINTS_FOLDER,
@@ -36,7 +37,6 @@ from hetjax.commands.work_folder import (
     save_configuration,
 )
 from hetjax.configuration import Configuration, changes, settings
-from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError, SaveError, reason_of
 from hetjax.loop import StepDone, keeps_schedules, other_step_time, train, usual_step_time
 from hetjax.pipeline.program.traced_program import with_examples
@@ -56,7 +56,7 @@ from hetjax.report import (
     write_prediction,
     write_timeline_page,
 )
-from hetjax.report.metrics import METRICS_FILE
+from hetjax.report.metrics import METRICS_FILE, read_metrics
 from hetjax.runtime import (
     CarrierCurves,
     CheckpointOptions,
@@ -307,6 +307,7 @@ def _train(
     """Runs the loop, shows every step and writes its figures."""
     settings, seen = prepared.ingredients.configuration.train, _Seen()
     metrics = None if workdir is None else _metrics(workdir, trainer.steps_done + 1, prepared)
+    step_figures = StepFigures(prepared.ingredients, read_metrics(workdir) if workdir else ())
     told: set[str] = set()
     tune = prepared.ingredients.configuration.planner.schedule if settings.tune else None
     loop = train(trainer, settings, checkpoints=workdir is not None, stop=stop, tune=tune)
@@ -318,7 +319,7 @@ def _train(
         with progress:
             for done in loop:
                 seen.take(done, trainer)
-                figures = _figures(done, prepared.ingredients)
+                figures = step_figures.of(done)
                 progress.update(done.metrics.step, done.metrics.loss, figures[f"{unit}_per_second"])
                 why = done.metrics.nonfinite
                 if why is not None:
@@ -362,19 +363,6 @@ def _metrics(workdir: Path, first_step: int, prepared: Prepared) -> MetricsWrite
         raise InputError(
             f"--workdir {workdir}: {METRICS_FILE} cannot be written: {error.strerror}"
         ) from None
-
-
-def _figures(done: StepDone, ingredients: Ingredients) -> dict[str, float]:
-    """What is written of a step."""
-    figures = {
-        "loss": done.metrics.loss,
-        "grad_norm": done.metrics.gradient_norm,
-        f"{ingredients.model.unit}_per_second": ingredients.units_per_step / done.metrics.seconds,
-        "step_time": done.metrics.seconds,
-    }
-    if done.evaluation_loss is not None:
-        figures["evaluation_loss"] = done.evaluation_loss
-    return figures
 
 
 def _say_end(
