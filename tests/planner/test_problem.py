@@ -21,7 +21,8 @@ from hetjax.planner.problem.problem import (
     trace_microbatch,
 )
 from hetjax.planner.work import stage_work as work_module
-from hetjax.planner.work.stage_work import measure, product_dtype
+from hetjax.planner.work.products import product_dtype
+from hetjax.planner.work.stage_work import measure
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 LINK = Link(1e9, 1e-5)

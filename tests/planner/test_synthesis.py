@@ -49,7 +49,7 @@ from hetjax.planner.module_programs.rates import ClassRates, DirectNetwork, Memb
 from hetjax.planner.module_programs.reading import read_programs
 from hetjax.planner.module_programs.step_time import Span, WaitingClock, step_time
 from hetjax.planner.module_programs.ways import WayLoad
-from hetjax.planner.work.stage_work import inputs_of
+from hetjax.planner.work.run_structure import inputs_of
 from hetjax.sharding.deduction.local_additions import LARGE_BYTES
 
 NUMBERS = st.integers(0, 2**32 - 1)

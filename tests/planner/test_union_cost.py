@@ -29,7 +29,8 @@ from hetjax.pipeline.stages.traced_stage import TracedStage, halve, trace_stage
 from hetjax.planner import Member, PipelinePlan, Plan, Shares, StagePlan
 from hetjax.planner.work.member_moves import MemberMoves, member_moves
 from hetjax.planner.work.rates import TASK_SECONDS
-from hetjax.planner.work.stage_work import inputs_of, measure
+from hetjax.planner.work.run_structure import inputs_of
+from hetjax.planner.work.stage_work import measure
 from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
 from hetjax.sharding.annotation.rules import REDUCTION_GROUPS
 from hetjax.sharding.annotation.subgroup import Subgroup

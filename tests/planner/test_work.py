@@ -6,6 +6,7 @@ import pytest
 
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.program.tracing import trace
+from hetjax.planner.work import run_structure
 from hetjax.planner.work import stage_work as work
 from hetjax.planner.work.stage_work import Known, SplitWork, StagePrograms, measure
 
@@ -48,5 +49,5 @@ def test_the_structure_of_runs_is_found_once(monkeypatch: pytest.MonkeyPatch):
     program = traced()
     boundaries, known = (0, 4, 8, program.num_positions), Known()
     expected = measure(program, boundaries, known=known)
-    monkeypatch.setattr(work, "form_of", None)
+    monkeypatch.setattr(run_structure, "form_of", None)
     assert measure(program, boundaries, known=known) == expected

@@ -38,7 +38,8 @@ from hetjax.planner.work.context_walk import ContextTrace, walk_context
 from hetjax.planner.work.execution import spec_of_leaf
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.layer_runs import Runs
-from hetjax.planner.work.stage_work import Work, inputs_of
+from hetjax.planner.work.run_structure import inputs_of
+from hetjax.planner.work.stage_work import Work
 from hetjax.planner.work.tensor_walk import TensorTrace, divided_evenly, walk_tensor
 from hetjax.sharding.context.context_split import ContextSplit
 from hetjax.sharding.context.ring_attention import ContextRing

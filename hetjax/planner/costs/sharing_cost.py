@@ -12,7 +12,7 @@ from hetjax.planner.costs.exchange_cost import ExchangedBytes, exchange_seconds
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.work.execution import Execution, state_division
 from hetjax.planner.work.part_kinds import part_kind
-from hetjax.planner.work.stage_work import part_shape
+from hetjax.planner.work.run_structure import part_shape
 
 
 @dataclass(frozen=True)

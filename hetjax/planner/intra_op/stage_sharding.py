@@ -25,7 +25,7 @@ from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.execution import state_bytes
 from hetjax.planner.work.part_kinds import part_kind
 from hetjax.planner.work.rates import TRAFFIC_SHARE, data_axis_link
-from hetjax.planner.work.stage_work import part_shape
+from hetjax.planner.work.run_structure import part_shape
 from hetjax.sharding.annotation.rules import DATA, TENSOR, state_spec
 
 

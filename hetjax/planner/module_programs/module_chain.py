@@ -13,7 +13,7 @@ from hetjax.pipeline.program.traced_program import Operand, Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage
 from hetjax.pipeline.stages.traced_modules import modules_of, trace_module
 from hetjax.pipeline.stages.traced_stage import TracedStage, halve
-from hetjax.planner.work.stage_work import Inputs, inputs_of, structure_of
+from hetjax.planner.work.run_structure import Inputs, inputs_of, structure_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,10 +36,11 @@ from hetjax.planner.problem.known_slices import KnownSlices
 from hetjax.planner.problem.options import DEFAULTS, PlanOptions, check_options
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.layer_runs import Runs, all_runs
+from hetjax.planner.work.products import product_dtype
 from hetjax.planner.work.profile import Profile
 from hetjax.planner.work.repeating_layers import LayerRun, repeatable_layers
 from hetjax.planner.work.stage_traces import StageTraces
-from hetjax.planner.work.stage_work import Known, Traces, Work, measure_layers, product_dtype
+from hetjax.planner.work.stage_work import Known, Traces, Work, measure_layers
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from hetjax.planner.profiler.measured_runs import layer_classes
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.profile import Profile, Way, WayTimes
 from hetjax.planner.work.rates import TASK_SECONDS
-from hetjax.planner.work.stage_work import inputs_of
+from hetjax.planner.work.run_structure import inputs_of
 
 Factors = tuple[float, float]
 """What seconds of forward and backward passes are multiplied by."""

@@ -10,7 +10,7 @@ import jax
 
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import crossing_values, cut
-from hetjax.planner.work.stage_work import part_shape
+from hetjax.planner.work.run_structure import part_shape
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

@@ -12,7 +12,8 @@ from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.part_kinds import part_kind
-from hetjax.planner.work.stage_work import Work, part_shape
+from hetjax.planner.work.run_structure import part_shape
+from hetjax.planner.work.stage_work import Work
 
 
 def alike_layers(

@@ -26,7 +26,7 @@ from hetjax.planner.work.part_kinds import PartKind
 from hetjax.planner.work.profile import Way
 from hetjax.planner.work.rates import data_axis_link
 from hetjax.planner.work.repeating_layers import Repetition
-from hetjax.planner.work.stage_work import part_shape
+from hetjax.planner.work.run_structure import part_shape
 from hetjax.sharding.annotation.rules import REDUCTION_GROUPS, division, parameter_spec, state_spec
 
 

@@ -17,7 +17,8 @@ from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.work.alike_runs import largest_of_runs, sums_of_runs, unlike_runs
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.part_kinds import PartKind, part_kind
-from hetjax.planner.work.stage_work import Work, part_shape
+from hetjax.planner.work.run_structure import part_shape
+from hetjax.planner.work.stage_work import Work
 
 Found = TypeVar("Found")
 

@@ -9,7 +9,8 @@ from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import Stage, cut
 from hetjax.pipeline.stages.resized import Between, SizedStage
 from hetjax.pipeline.stages.traced_stage import TracedStage, trace_stage
-from hetjax.planner.work.stage_work import Inputs, Traces, inputs_of
+from hetjax.planner.work.run_structure import Inputs, inputs_of
+from hetjax.planner.work.stage_work import Traces
 
 
 @dataclass(frozen=True, eq=False)

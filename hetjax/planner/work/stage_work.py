@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
-import jax
-
-from hetjax import _compat
-from hetjax.pipeline.program.costs import Cost, equation_cost
-from hetjax.pipeline.program.forms import form_of
+from hetjax.pipeline.program.costs import Cost
 from hetjax.pipeline.program.temporaries import Temporaries, temporary_bytes_on_cpu
-from hetjax.pipeline.program.traced_program import (
-    Constant,
-    Operand,
-    Program,
-    Step,
-    num_bytes,
-)
+from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.backward import StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.recomputing import Run
 from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.member_moves import MemberMoves, member_moves
-
-ShapeList = list[jax.ShapeDtypeStruct]
-Inputs = tuple[ShapeList, ShapeList, ShapeList]
-"""Shapes of a run's parameter parts, of the batch leaves it reads, of the values it receives."""
+from hetjax.planner.work.products import product_bytes
+from hetjax.planner.work.run_structure import Inputs, inputs_of, shape_keys, structure_of
 
 
 @dataclass(frozen=True)
@@ -172,7 +159,7 @@ def measure(
     cotangents: tuple[int, ...] = ()
     for run, structure in zip(reversed(runs), reversed(structures), strict=True):
         is_last = run is runs[-1]
-        alike = (structure, _shape_keys(inputs[run.index]))
+        alike = (structure, shape_keys(inputs[run.index]))
         places = tuple(tuple(p - boundaries[run.index] for p in each) for each in inside[run.index])
         key = (alike, cotangents, is_last, again[run.index], split, places)
         if key not in known.works:
@@ -303,7 +290,7 @@ def structure_keys(
     inputs = inputs_of(program, runs)
     after = [*(work.returned for work in works[1:]), None]
     return tuple(
-        (structure, _shape_keys(shapes), cotangents)
+        (structure, shape_keys(shapes), cotangents)
         for structure, shapes, cotangents in zip(structures, inputs, after, strict=True)
     )
 
@@ -346,7 +333,7 @@ def _measure_run(
         forward=programs.forward_cost,
         backward=programs.backward_cost + programs.recompute_cost,
         recompute=programs.recompute_cost,
-        product_bytes=sum(map(_product_bytes, run.steps)),
+        product_bytes=sum(map(product_bytes, run.steps)),
         residual_bytes=programs.residual_bytes,
         input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
         temporary_bytes=max(each.most_bytes() for each in held),
@@ -391,133 +378,10 @@ def _backward_product_bytes(run: Stage, weights: Sequence[int]) -> float:
         moving.update(step.outputs)
         own = read & of_weights
         passes = 1 if own and own.isdisjoint(moving) else 2
-        total += passes * _product_bytes(step)
+        total += passes * product_bytes(step)
     return total
 
 
 def _measure_halves(programs: StagePrograms) -> SplitWork:
     split = programs.split
     return SplitWork(split.input_gradient_cost, split.weight_gradient_cost, split.deferred_bytes)
-
-
-@dataclass(frozen=True)
-class Product:
-    """A matrix product or convolution, with all its repetitions.
-
-    Args:
-        dtype: the dtype of its first operand.
-        flops: its FLOPs.
-        output_bytes: the bytes that it writes.
-    """
-
-    dtype: str
-    flops: float
-    output_bytes: float
-
-
-def products(step: Step) -> Iterator[Product]:
-    """The matrix products of a step, those of the jaxprs inside it too."""
-    if step.equation is not None:
-        yield from _equation_products(step.equation, 1)
-
-
-def _product_bytes(step: Step) -> float:
-    """Bytes that a step's matrix products write."""
-    return sum(product.output_bytes for product in products(step))
-
-
-def product_dtype(program: Program) -> str:
-    """The dtype that most of the matrix products' FLOPs run in; float32 where there are none."""
-    flops: dict[str, float] = {}
-    for step in program.steps:
-        for product in products(step):
-            flops[product.dtype] = flops.get(product.dtype, 0.0) + product.flops
-    return max(flops, key=lambda dtype: flops[dtype]) if flops else "float32"
-
-
-_PRODUCTS = frozenset(
-    """
-    dot_general conv_general_dilated attention attention_backward linear_cross_entropy
-    linear_cross_entropy_backward
-    """.split()
-)
-
-
-def _equation_products(equation: _compat.JaxprEqn, times: float) -> Iterator[Product]:
-    name = equation.primitive.name
-    if name in _PRODUCTS:
-        first: Any = equation.invars[0].aval
-        output: Any = equation.outvars[0].aval
-        size = num_bytes(jax.ShapeDtypeStruct(output.shape, output.dtype))
-        yield Product(str(first.dtype), times * equation_cost(equation).matmul_flops, times * size)
-        return
-    inner = _compat.inner_jaxprs(equation)
-    # The further jaxprs of a function with a rule of its own are that rule's, not the function's.
-    for jaxpr in inner[:1] if "jvp" in name else inner:
-        repeated = times * equation.params["length"] if name == "scan" else times
-        for each in jaxpr.eqns:
-            yield from _equation_products(each, repeated)
-
-
-def part_shape(program: Program, part: ParameterPart) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a parameter part."""
-    whole = program.avals[program.parameters[part.leaf]]
-    return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
-
-
-def inputs_of(program: Program, runs: Sequence[Stage]) -> list[Inputs]:
-    """The shapes of the inputs of a program's runs.
-
-    Args:
-        program: the traced loss function.
-        runs: its runs, as it was cut.
-    """
-    return [
-        (
-            [part_shape(program, part) for part in run.parameters],
-            [program.avals[program.batch[leaf]] for leaf in run.batch],
-            [run.avals[value] for value in run.receives],
-        )
-        for run in runs
-    ]
-
-
-def _shape_keys(inputs: Inputs) -> Hashable:
-    """The shapes of a run's inputs: what only passes through it is in no equation."""
-    return tuple(tuple((each.shape, str(each.dtype)) for each in group) for group in inputs)
-
-
-def structure_of(program: Program, run: Stage) -> Hashable:
-    """What makes two runs the same work: their steps on values of the same shapes.
-
-    Values are numbered anew, by what they are to the run, so that the blocks of a model, which
-    differ in nothing but their parameters, are differentiated once.
-
-    Args:
-        program: the traced loss function.
-        run: a run of it.
-    """
-    if run in _structures:
-        return _structures[run]
-    codes: dict[int, Hashable] = {}
-    for place, part in enumerate(run.parameters):
-        codes[program.parameters[part.leaf]] = ("parameter", place)
-    codes |= {program.batch[leaf]: ("batch", place) for place, leaf in enumerate(run.batch)}
-    codes |= {value: ("received", place) for place, value in enumerate(run.receives)}
-
-    def code(operand: Operand) -> Hashable:
-        if isinstance(operand, Constant):
-            return "constant"
-        return codes.get(operand)
-
-    steps = []
-    for step in run.steps:
-        codes |= {output: len(codes) + place for place, output in enumerate(step.outputs)}
-        steps.append((form_of(step), tuple(code(operand) for operand in step.inputs)))
-    sent = tuple(code(value) for value in run.sends)
-    _structures[run] = tuple(steps), sent, run.trained, run.moving
-    return _structures[run]
-
-
-_structures: WeakKeyDictionary[Stage, Hashable] = WeakKeyDictionary()
-"""The structures of runs that were looked at before."""

@@ -23,7 +23,7 @@ from hetjax.pipeline.stages.cutting import Stage, crossing_values, cut
 from hetjax.pipeline.update.divided_update import update_function
 from hetjax.pipeline.update.unchanged_leaves import with_frozen_leaves
 from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
-from hetjax.planner.work.stage_work import part_shape
+from hetjax.planner.work.run_structure import part_shape
 from hetjax.runtime.compilation.late_sums import typed_mesh
 from hetjax.runtime.compilation.partitioners import MeshPartitioner
 from hetjax.runtime.compilation.task_programs import TaskPrograms
