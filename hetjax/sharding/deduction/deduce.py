@@ -13,7 +13,7 @@ from hetjax import _compat
 from hetjax.errors import InputError
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram
-from hetjax.sharding.deduction.search import Deducer, Settings
+from hetjax.sharding.deduction.search import Settings, deduce_program
 from hetjax.sharding.deduction.signature import shapes_of
 from hetjax.sharding.deduction.top_tier import sized
 
@@ -94,4 +94,4 @@ def deduce(
         sums_stay=sums_stay,
         message_bytes=message_bytes,
     )
-    return Deducer(settings).program(program, bound)
+    return deduce_program(program, bound, settings)

@@ -46,6 +46,10 @@ class FlatProgram:
     constants: Mapping[int, Any]
     equations: tuple[FlatEquation, ...]
 
+    def operand_shapes(self, equation: FlatEquation) -> list[jax.ShapeDtypeStruct]:
+        """Shape and dtype of what an equation reads."""
+        return [self.shapes[variable] for variable in equation.operands]
+
     def last_uses(self) -> list[set[int]]:
         """For each equation the variables that nothing needs after it."""
         seen, found = set(self.outputs), []
