@@ -20,9 +20,9 @@ def one_pipeline(
     boundaries: Sequence[int],
     recompute: Sequence[bool],
     recompute_runs: Sequence[Sequence[Run]] = (),
-    accumulate: bool = True,
+    num_microbatches: int = 2,
 ) -> PipelinePrograms:
     """Everything that one pipeline computes."""
     runs = tuple(map(tuple, recompute_runs))
-    cut = PipelineCut(tuple(boundaries), tuple(recompute), accumulate, runs)
+    cut = PipelineCut(tuple(boundaries), tuple(recompute), num_microbatches, runs)
     return build_pipelines([program], parameters, optimizer, [cut])

@@ -34,14 +34,14 @@ class PipelineCut:
     Args:
         boundaries: positions where stages begin, and the program's end.
         recompute: for each stage, whether it recomputes its forward pass.
-        accumulate: whether a step has several microbatches.
+        num_microbatches: how many microbatches a step has.
         recompute_runs: for each stage, runs of positions that keep only their inputs and are made
             again in the backward pass; where empty, none on any.
     """
 
     boundaries: tuple[int, ...]
     recompute: tuple[bool, ...]
-    accumulate: bool = True
+    num_microbatches: int
     recompute_runs: tuple[tuple[Run, ...], ...] = ()
     stream_state: tuple[bool, ...] = ()
 
@@ -238,7 +238,7 @@ def cut_pipelines(
         for stage in stages
     ]
     shared = with_updates(held, [tuple(each.shape) for each in shapes], divided=divide_state)
-    seed = loss_seed(programs)
+    seed = loss_seed(programs, [each.num_microbatches for each in cuts])
     updates = divide_update(
         optimizer,
         leaves,
@@ -321,7 +321,7 @@ def _differentiate(
                 cotangents_in=cotangents,
                 recompute=each.recompute[i],
                 recompute_runs=each.recompute_runs[i] if each.recompute_runs else (),
-                accumulate=each.accumulate,
+                accumulate=each.num_microbatches > 1,
                 tracer=tracers[i],
             )
         )

@@ -29,7 +29,7 @@ def build(
     *,
     recompute: bool = False,
     recompute_runs: Sequence[Sequence[Run]] = (),
-    accumulate: bool = True,
+    num_microbatches: int = 2,
 ) -> PipelinePrograms:
     return one_pipeline(
         trace_model(model, size),
@@ -38,7 +38,7 @@ def build(
         boundaries=boundaries,
         recompute=[recompute] * (len(boundaries) - 1),
         recompute_runs=recompute_runs,
-        accumulate=accumulate,
+        num_microbatches=num_microbatches,
     )
 
 
@@ -196,7 +196,7 @@ def test_what_no_gradient_flows_to_has_no_cotangent():
 
 def test_without_accumulation_gradients_come_back_alone():
     model = Model(("dense",))
-    pipeline = build(model, 2, (0, trace_model(model, 2).num_positions), accumulate=False)
+    pipeline = build(model, 2, (0, trace_model(model, 2).num_positions), num_microbatches=1)
     (programs,) = pipeline.programs
     groups = [programs.batch, programs.received, programs.residuals, [programs.sent[0]]]
     reads = take(programs.backward_reads, groups)

@@ -120,7 +120,7 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         PipelineCut(
             plan.boundaries(pipeline),
             tuple(stage.recompute for stage in pipeline.stages),
-            pipeline.num_microbatches > 1,
+            pipeline.num_microbatches,
             tuple(plan.recompute_positions(stage) for stage in pipeline.stages),
             tuple("optimizer_state" in stage.offload for stage in pipeline.stages),
         )
