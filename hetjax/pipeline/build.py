@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from hetjax.pipeline.program.loss import abstract, accumulator_dtype, path_names
 from hetjax.pipeline.program.loss_seed import loss_seed
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
-from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.traced_program import FlatJaxpr, Program, flatten_jaxpr
 from hetjax.pipeline.stages.backward import Shapes, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
@@ -68,6 +68,8 @@ class PipelinePrograms:
         state_shapes: shape of everything that they count as, whole.
         messages: for each phase of the update, for each stage, the shapes of what it tells others.
         init_state: from all parameters to all of the optimizer's initial state, a list of each.
+        initial: its trace, from the leaves of the parameters' pytree to those of the state's.
+        update: the trace of the whole update, as one device computes it.
         loss_seed: the cotangent of the summed loss; gradients are summed times this.
     """
 
@@ -84,6 +86,8 @@ class PipelinePrograms:
     state_shapes: Shapes
     messages: tuple[tuple[Shapes, ...], ...]
     init_state: Callable[[Sequence[Any]], list[Any]]
+    initial: FlatJaxpr
+    update: FlatJaxpr
     loss_seed: float
 
     @property
@@ -258,9 +262,10 @@ def cut_pipelines(
         loss_seed=seed,
     )
     initial = InitialState.of(optimizer, unflatten(leaves))
-    state_leaves = divided_trace(
+    by_rows = divided_trace(
         optimizer, leaves, unflatten, program.loss_dtype, frozen, program.leaves, seed
-    ).state
+    )
+    state_leaves = by_rows.state
 
     names = path_names(parameters)
     places, state_places = program.leaves.places, state_leaves.places
@@ -289,6 +294,8 @@ def cut_pipelines(
         state_shapes=tuple(state_leaves.split_shapes(jax.tree.leaves(initial.shapes))),
         messages=(),
         init_state=init_state,
+        initial=flatten_jaxpr(initial.traced),
+        update=by_rows.flat,
         loss_seed=seed,
     )
 

@@ -55,12 +55,15 @@ class Placement:
         plan: the plan.
         table: for each stage and kind of buffer, how its leaves lie.
         divided: for each stage of several members its programs, as segments and moves.
+        traced: for each size of microbatches the loss as it was traced, before the plan tells it
+            anything.
     """
 
     pipelines: PipelinePrograms
     plan: Plan
     table: tuple[StageAnnotations, ...]
     divided: Mapping[int, DividedPrograms] = field(default_factory=dict)
+    traced: Mapping[int, Program] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pipelines: PipelinePrograms, plan: Plan) -> Placement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,7 @@ from hetjax.runtime.workers.clocks import ClockReading, by_our_clock, measure_of
 from hetjax.runtime.workers.feed import feed_of
 from hetjax.runtime.workers.given_rows import GivenRows, given_rows
 from hetjax.runtime.workers.job import Job
+from hetjax.runtime.workers.same_traces import check_parameters, job_record
 from hetjax.runtime.workers.step_report import (
     StepReport,
     member_report,
@@ -104,7 +105,9 @@ class RayExecutor:
             raise
 
     def _set_up(self, options: RayOptions, fetched: Mapping[Peer, Sequence[Any]]) -> None:
-        reference = _put_job(self._job)
+        import ray
+
+        reference, record = _put_job(self._job), ray.put(job_record(self._placement))
         self._start_workers()
         self._prepare(options.cores)
         hosts = addresses = self._workers.call(lambda actor: actor.host.remote())
@@ -115,7 +118,7 @@ class RayExecutor:
             nodes = self._workers.call(lambda actor: actor.node.remote(), list(fetched))
             self._fetches = Fetches.begin([(nodes[peer], each) for peer, each in fetched.items()])
         secret, carriers = secrets.token_bytes(SECRET_BYTES), options.carriers
-        self._workers.call(lambda actor: actor.build.remote(reference, secret, carriers))
+        self._workers.call(lambda actor: actor.build.remote(reference, record, secret, carriers))
         joined = self._connect(hosts)
         if CarrierName.HOST in carriers:
             actors = {peer: self._workers.actor(peer) for peer in hosts}
@@ -319,14 +322,15 @@ class RayExecutor:
         self._workers.wait(calls)
 
     def start(self) -> None:
-        """Make the initial state on every stage."""
-        self._replace_state(lambda actor: actor.start.remote())
+        """Make the initial state on every stage.
 
-    def _replace_state(self, call: Callable[[Any], Any]) -> None:
-        """Let every worker take another state, which is whole when all have."""
+        Raises:
+            InputError: workers make unlike states.
+        """
         self._is_between_steps = False
         # Workers do one thing after the other: a step that nobody waits for any more ends before.
-        self._workers.call(call)
+        records = self._workers.call(lambda actor: actor.start.remote())
+        check_parameters(self._job, self._placement, records)
         self._is_between_steps = True
 
     def train_step(
@@ -412,7 +416,9 @@ class RayExecutor:
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
-        self._replace_state(lambda actor: actor.load.remote(folder))
+        self._is_between_steps = False
+        self._workers.call(lambda actor: actor.load.remote(folder))
+        self._is_between_steps = True
 
     def parameters(self) -> list[tuple[ParameterPart, Any]]:
         """Every parameter part that the first pipeline holds, as a NumPy array."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from hetjax.collecting import seldom_collected
 from hetjax.errors import CheckpointError, InputError, WorkerLostError
+from hetjax.pipeline.program.trace_record import TraceRecord
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
@@ -46,7 +47,13 @@ from hetjax.runtime.workers.clocks import ClockReading, read_clock
 from hetjax.runtime.workers.device_workers import DeviceWorkers
 from hetjax.runtime.workers.feed import BatchReader
 from hetjax.runtime.workers.given_rows import GivenRows
-from hetjax.runtime.workers.job import Job, build, transfers
+from hetjax.runtime.workers.job import Job, build, traced_losses, transfers
+from hetjax.runtime.workers.same_traces import (
+    JobRecord,
+    check_losses,
+    check_optimizer,
+    parameters_record,
+)
 from hetjax.runtime.workers.step_report import StepReport
 from hetjax.runtime.workers.worker import Feed, StageWorker
 from hetjax.sharding.annotation.rules import MESH_AXES
@@ -152,11 +159,14 @@ class HostWorker:
         )
 
     @seldom_collected()
-    def build(self, job: Job, secret: bytes, carriers: Sequence[CarrierName]) -> tuple[Peer, ...]:
+    def build(
+        self, job: Job, record: JobRecord, secret: bytes, carriers: Sequence[CarrierName]
+    ) -> tuple[Peer, ...]:
         """Trace and compile.
 
         Args:
             job: the training job.
+            record: what the driver has traced of it.
             secret: what only the workers of this run have.
             carriers: what may take pieces from worker to worker.
 
@@ -164,13 +174,17 @@ class HostWorker:
             The workers that this one gives something, or takes something from.
 
         Raises:
-            InputError: the hosts of this stage do not have the devices that the plan wants.
+            InputError: the hosts of this stage do not have the devices that the plan wants, or
+                this worker traces something else than the driver.
         """
         processes = processes_of(job.plan)
         self.process = processes[self.peer]
         stages, member = self.process.stages, self.process.place
         meshes = {stage: member_mesh(job.plan, self.process, stage) for stage in stages}
-        placement = build(job)
+        traced = traced_losses(job)
+        check_losses(record, traced, self.name)
+        placement = build(job, traced)
+        check_optimizer(record, placement, self.name)
         names, device = names_of(job.plan), meshes[self.peer[0]].local_devices[0]
         made: dict[CarrierName, PieceCarrier] = {}
         if CarrierName.WIRE in carriers:
@@ -291,10 +305,11 @@ class HostWorker:
         """Choose carriers by what they take on the links to other workers."""
         self.transport.choose_by(links, joined)
 
-    def start(self) -> None:
-        """Make the initial state."""
+    def start(self) -> TraceRecord | None:
+        """Make the initial state; what makes it is put on record, where that is a function."""
         for worker in self.workers.workers:
             worker.start(self.job.parameters)
+        return parameters_record(self.job)
 
     def train_step(
         self, call: int, first_example: int, given: GivenRows | None, timed: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,11 +73,12 @@ class Job:
         return parameter_shapes(self.parameters)
 
 
-def build(job: Job) -> Placement:
+def build(job: Job, traced: Mapping[int, Program] | None = None) -> Placement:
     """Trace, cut and differentiate a job's pipelines.
 
     Args:
         job: the job.
+        traced: what `traced_losses` returned of it; None to trace here.
 
     Returns:
         The pipelines' programs with the shardings of their buffers.
@@ -88,7 +89,7 @@ def build(job: Job) -> Placement:
     make = functools.partial(
         build_pipelines, tracer_of=_tracers(job.plan), adapted=_context_shared(job.plan)
     )
-    placement = _placed(job, make)
+    placement = _placed(job, make, traced)
     stages = [s for s, stage in enumerate(job.plan.stages) if len(stage.members) > 1]
     return replace(placement, divided={s: divided_programs(placement, s) for s in stages})
 
@@ -108,11 +109,30 @@ def lay_out(job: Job) -> Placement:
     return _placed(job, cut_pipelines)
 
 
-def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
+def traced_losses(job: Job) -> dict[int, Program]:
+    """Trace a job's loss, at each size that microbatches have.
+
+    Args:
+        job: the job.
+
+    Returns:
+        The programs, by size.
+
+    Raises:
+        InputError: the plan is none, or the loss, the batch and the optimizer do not fit.
+    """
+    validate(job.plan)
+    sizes = dict.fromkeys(pipeline.microbatch_size for pipeline in job.plan.pipelines)
+    return {size: trace_job(job, size) for size in sizes}
+
+
+def _placed(
+    job: Job,
+    make: Callable[..., PipelinePrograms],
+    traced: Mapping[int, Program] | None = None,
+) -> Placement:
     plan = job.plan
-    validate(plan)
-    sizes = [pipeline.microbatch_size for pipeline in plan.pipelines]
-    traced = {size: trace_job(job, size) for size in dict.fromkeys(sizes)}
+    traced = traced_losses(job) if traced is None else traced
     batch_size = jax.tree.leaves(job.batch)[0].shape[0]
     for program in traced.values():
         validate_for(plan, program, batch_size)
@@ -140,7 +160,7 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         cuts,
         divide_state=plan.shard_optimizer_state,
     )
-    return Placement.of(pipelines, plan)
+    return replace(Placement.of(pipelines, plan), traced=traced)
 
 
 def _context_shared(plan: Plan) -> Callable[[PipelinePrograms, int], Stage]:
