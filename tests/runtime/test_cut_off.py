@@ -192,7 +192,7 @@ def test_what_could_not_be_read_ahead_is_read_again():
         return batch
 
     batch = DATA.batch(0, BATCH)
-    reader = BatchReader(Changed(failing), BATCH, batch)
+    reader = BatchReader(Changed(failing), BATCH, batch, 300.0)
     reader.training(0)(0, BATCH)
     threading.Timer(0.3, is_asked.set).start()
     with pytest.raises(OSError, match="the network is gone"):

@@ -1,3 +1,4 @@
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from hetjax.errors import InputError
+from hetjax.runtime.workers import waiting
 from hetjax.runtime.workers.feed import BatchReader, feed_of
 
 SIZE = 6
@@ -45,7 +47,7 @@ def source() -> Source:
 
 @pytest.fixture
 def reader(source: Source) -> Iterator[BatchReader]:
-    reader = BatchReader(source, SIZE, SHAPES)
+    reader = BatchReader(source, SIZE, SHAPES, 300.0)
     yield reader
     reader.close()
 
@@ -83,6 +85,22 @@ def test_an_error_of_the_source_comes_when_its_step_does(reader: BatchReader):
         reader.training(9 * SIZE)(0, 3)
 
 
+def test_a_source_that_hangs_is_told_and_then_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(waiting, "TELL_SECONDS", 0.0)
+    release, said = threading.Event(), []
+
+    class Hanging(Source):
+        def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+            release.wait(30)
+            return super().batch(step, batch_size, rows)
+
+    with contextlib.closing(BatchReader(Hanging(), SIZE, SHAPES, 0.1, said.append)) as reader:
+        with pytest.raises(InputError, match=r"source: examples 8 to 11 were not .* within 0.09 s"):
+            reader.training(SIZE)(2, 6)
+        assert said == ["waiting for the source to read examples 8 to 11: 0 s of at most 0.09"]
+        release.set()
+
+
 def test_held_out_batches_have_every_leaf(source: Source, reader: BatchReader):
     assert reader.num_held_out == 2
     for index in (1, 0):
@@ -107,7 +125,7 @@ def test_held_out_batches_of_a_sequence_are_read_when_they_are_evaluated_on():
         def held_out_batches(self, batch_size: int) -> Any:
             return Batches()
 
-    reader = BatchReader(Lazy(), SIZE, SHAPES)
+    reader = BatchReader(Lazy(), SIZE, SHAPES, 300.0)
     assert reader.num_held_out == 3
     tokens, _ = reader.held_out(1)(2, 5)
     np.testing.assert_array_equal(tokens, Source().batch(1, SIZE)["tokens"][2:5])

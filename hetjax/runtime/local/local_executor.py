@@ -95,7 +95,9 @@ class LocalExecutor:
         ]
         self._call = 0
         self._reader = (
-            None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
+            None
+            if job.source is None
+            else BatchReader(job.source, job.plan.batch_size, job.batch, job.deadline)
         )
 
     def _by_devices(self) -> Iterator[DeviceWorkers]:

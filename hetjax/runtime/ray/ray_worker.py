@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -86,6 +86,18 @@ def computation_settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name) for name in _COMPUTATION_SETTINGS}
 
 
+class SignOfLife(NamedTuple):
+    """What a worker answers who is asked whether it runs.
+
+    Args:
+        process: the number of its process.
+        said: what it wants people to know since it was last asked.
+    """
+
+    process: int
+    said: tuple[str, ...]
+
+
 class HostWorker:
     """One process of a submesh, of one stage or of stages that share it.
 
@@ -99,10 +111,12 @@ class HostWorker:
     def __init__(self, peer: Peer, name: str):
         self.peer, self.name = peer, name
         self.listening: dict[CarrierName, WireCarrier | StreamCarrier] = {}
+        self._said: list[str] = []
 
-    def ping(self) -> int:
-        """Answer, as long as the process runs, with its number."""
-        return os.getpid()
+    def ping(self) -> SignOfLife:
+        """Answer, as long as the process runs."""
+        said, self._said[:] = self._said[:], []
+        return SignOfLife(os.getpid(), tuple(said))
 
     def clock(self) -> ClockReading:
         """This host's clock."""
@@ -217,7 +231,11 @@ class HostWorker:
         self.job = job
         self._held_out: Feed | None = None
         self.reader = (
-            None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
+            None
+            if job.source is None
+            else BatchReader(
+                job.source, job.plan.batch_size, job.batch, job.deadline, self._said.append
+            )
         )
         return self.transport.partners
 

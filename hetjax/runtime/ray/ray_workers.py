@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +78,8 @@ class RayWorkers:
         while waiting and time.monotonic() < end:
             ready, waiting = ray.wait(waiting, timeout=PING_SECONDS)
             started = [peer for peer, reference in pings.items() if reference in ready]
-            self.processes.update(self.wait({peer: pings[peer] for peer in started}))
+            signs = self.wait({peer: pings[peer] for peer in started})
+            self.processes.update({peer: sign.process for peer, sign in signs.items()})
             if waiting and not awaited.silence:
                 late = [self._names[peer] for peer, each in pings.items() if each in waiting]
                 nodes = [each["NodeManagerAddress"] for each in ray.nodes() if each["Alive"]]
@@ -208,7 +210,8 @@ class RayWorkers:
                         raise WorkerLostError(self._names[peer], reason)
                     continue
                 if reference is not None:
-                    ray.get(reference)
+                    for line in ray.get(reference).said:
+                        logging.getLogger("hetjax").warning(f"{self._names[peer]}: {line}")
                 self._pings[peer] = (self._ping(peer), now)
 
     def _blame(self, error: Exception) -> Exception:

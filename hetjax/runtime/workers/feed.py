@@ -8,8 +8,8 @@ one that it has seen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -19,7 +19,11 @@ from jaxtyping import PyTree
 
 from hetjax.errors import InputError
 from hetjax.pipeline.program.loss import host_array, host_shape, path_names
+from hetjax.runtime.workers.waiting import Awaited
 from hetjax.runtime.workers.worker import Feed
+
+_OF_DEADLINE = 0.9
+"""Whoever waits for the source gives up before those who wait for it, and so is what is told."""
 
 
 class BatchSource(Protocol):
@@ -60,10 +64,20 @@ class BatchReader:
         batch_size: examples in a step.
         batch: pytree of shapes, of a training batch; a held-out batch may lack leaves, which are
             zeros then.
+        deadline: seconds after which other workers give up who wait for what is made of the rows.
+        say: is told what is waited for long; see `Awaited`.
     """
 
-    def __init__(self, source: BatchSource, batch_size: int, batch: PyTree):
+    def __init__(
+        self,
+        source: BatchSource,
+        batch_size: int,
+        batch: PyTree,
+        deadline: float,
+        say: Callable[[str], None] | None = None,
+    ):
         self._source, self._batch_size = source, batch_size
+        self._seconds, self._say = _OF_DEADLINE * deadline, say
         self._names = path_names(batch)
         self._shapes = [host_shape(shape) for shape in jax.tree.leaves(batch)]
         self._ahead: dict[tuple[int, int, int], Future[list[np.ndarray]]] = {}
@@ -76,6 +90,9 @@ class BatchReader:
 
         Args:
             first_example: the number of the step's first example.
+
+        Returns:
+            The feed; it raises an `InputError` where the source takes too long.
         """
 
         def rows(first: int, end: int) -> Sequence[np.ndarray]:
@@ -83,9 +100,23 @@ class BatchReader:
                 self._ahead = {k: v for k, v in self._ahead.items() if k[0] >= first_example}
                 now = self._submit(first_example, first, end)
                 self._submit(first_example + self._batch_size, first, end)
+            self._wait(now, first_example + first, first_example + end)
             return now.result()
 
         return rows
+
+    def _wait(self, reading: Future[Any], first: int, end: int) -> None:
+        awaited = Awaited(self._seconds, self._say, hint="")
+        silent = min(awaited.silence, self._seconds)
+        wait([reading], silent)
+        if not reading.done():
+            awaited.tell(f"the source to read examples {first} to {end - 1}")
+            wait([reading], self._seconds - silent)
+        if not reading.done():
+            raise InputError(
+                f"source: examples {first} to {end - 1} were not read within {self._seconds:g} s; "
+                f"a source that takes longer needs a larger deadline"
+            )
 
     def _submit(self, first_example: int, first: int, end: int) -> Future[list[np.ndarray]]:
         key = (first_example, first, end)

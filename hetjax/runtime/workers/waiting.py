@@ -10,7 +10,7 @@ from typing import Any
 TELL_SECONDS = 8.0
 """After how long it is said: a process that imports JAX on a busy host takes less, mostly."""
 
-_PORTS = "a closed port looks like this; docs/home_laboratory.md lists those that must be open"
+PORTS = "; a closed port looks like this; docs/home_laboratory.md lists those that must be open"
 
 
 class Awaited:
@@ -19,14 +19,15 @@ class Awaited:
     Args:
         seconds: how long it may take in all.
         say: is told; the logger ``hetjax`` unless given, which prints to the standard error.
+        hint: what is said behind.
 
     Example:
         >>> awaited = Awaited(120.0, say=print)
         >>> awaited.tell("a worker on 10.0.0.2")  # It is too early.
     """
 
-    def __init__(self, seconds: float, say: Callable[[str], None] | None = None):
-        self._seconds, self._began = seconds, time.monotonic()
+    def __init__(self, seconds: float, say: Callable[[str], None] | None = None, hint: str = PORTS):
+        self._seconds, self._began, self._hint = seconds, time.monotonic(), hint
         self._say = say or logging.getLogger("hetjax").warning
         self._told = False
 
@@ -45,7 +46,7 @@ class Awaited:
             return
         self._told = True
         passed = time.monotonic() - self._began
-        self._say(f"waiting for {what}: {passed:.0f} s of at most {self._seconds:g}; {_PORTS}")
+        self._say(f"waiting for {what}: {passed:.0f} s of at most {self._seconds:g}{self._hint}")
 
 
 def tell_of_late(
