@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -45,11 +47,28 @@ from hetjax.runtime.workers.playing import Player
 from hetjax.runtime.workers.step_report import LinkUse, StepReport, link_events, link_uses, summed
 from hetjax.sharding.resolution.switch_transfers import SwitchPlan
 
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate[Trainer, _Params], _Result],
+) -> Callable[Concatenate[Trainer, _Params], _Result]:
+    """A method that waits until the trainer's other threads have left theirs."""
+
+    @functools.wraps(method)
+    def alone(trainer: Trainer, *args: _Params.args, **options: _Params.kwargs) -> _Result:
+        with trainer._lock:
+            return method(trainer, *args, **options)
+
+    return alone
+
 
 class Trainer:
     """Trains by a plan, in this process or on Ray.
 
-    What is trained comes first; then what is kept, and where it runs.
+    What is trained comes first; then what is kept, and where it runs. Calls may come from several
+    threads: one waits for the other, but for `close`, which ends what runs.
 
     Args:
         plan: the plan, or the path of its file.
@@ -136,6 +155,7 @@ class Trainer:
         self.reports: list[StepReport] = []
         self._timed: list[StepReport] = []
         self._started = self._closed = False
+        self._lock = threading.RLock()
         self._runtime = runtime
         self._left = LeftPlans()
         self._checkpoints = (
@@ -172,6 +192,7 @@ class Trainer:
                 raise
             error.add_note(f"Closing the trainer: {another}")
 
+    @_one_at_a_time
     def train_step(self, batch: PyTree | None = None, *, timed: bool = False) -> StepMetrics:
         """Train on one batch.
 
@@ -204,6 +225,7 @@ class Trainer:
             self._timed = self.reports
         return step_metrics(self.steps_done, self.reports, self._placement.pipelines, seconds)
 
+    @_one_at_a_time
     def rehearse(self, batch: PyTree | None = None) -> Player | None:
         """See what tasks take on this machine, and choose the scale at which a cluster is played.
 
@@ -225,6 +247,7 @@ class Trainer:
             return None
         return self._executor.rehearse(self.examples_done, batch)
 
+    @_one_at_a_time
     def use_schedule(self, schedule: Schedule) -> None:
         """Train on with another schedule; what is computed stays the same.
 
@@ -245,6 +268,7 @@ class Trainer:
         self._executor.use_schedule(schedule)
         self.plan = plan
 
+    @_one_at_a_time
     def measure(
         self, batch: PyTree | None = None, *, rounds: int = 2, known: StepTimes | None = None
     ) -> StepTimes:
@@ -270,6 +294,7 @@ class Trainer:
             except StopIteration as end:
                 return end.value
 
+    @_one_at_a_time
     def use_plan(self, plan: Plan | str | os.PathLike[str]) -> None:
         """Train on by a plan that differs in its schedule and its prediction alone.
 
@@ -289,6 +314,7 @@ class Trainer:
         self.use_schedule(plan.pipeline.schedule)
         self.plan = plan
 
+    @_one_at_a_time
     def switch(
         self, plan: Plan | str | os.PathLike[str], *, lost: Set[int] = frozenset()
     ) -> SwitchPlan:
@@ -377,6 +403,7 @@ class Trainer:
             self._started = True
 
     @property
+    @_one_at_a_time
     def num_held_out(self) -> int:
         """How many held-out batches there are to evaluate on; 0 without a source.
 
@@ -386,6 +413,7 @@ class Trainer:
         self._check_open()
         return 0 if self._job.source is None else self._executor.num_held_out()
 
+    @_one_at_a_time
     def evaluate(self, max_batches: int | None = None) -> float:
         """The mean loss over the source's held-out batches.
 
@@ -400,6 +428,7 @@ class Trainer:
         """
         return self.evaluate_with_aux(max_batches)[0]
 
+    @_one_at_a_time
     def evaluate_with_aux(self, max_batches: int | None = None) -> tuple[float, PyTree[float]]:
         """The mean loss over the held-out batches, and the means of what it gives beside itself.
 
@@ -429,6 +458,7 @@ class Trainer:
         """Whether there is a workdir to save checkpoints in."""
         return self._checkpoints is not None
 
+    @_one_at_a_time
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint of the current step, in the background.
 
@@ -454,6 +484,7 @@ class Trainer:
         if wait:
             self.finish_saving()
 
+    @_one_at_a_time
     def finish_saving(self) -> None:
         """Wait until what was last saved is on the disk.
 
@@ -469,6 +500,7 @@ class Trainer:
         """Why the last save that has ended could not be written; None where it was."""
         return None if self._checkpoints is None else self._checkpoints.failed
 
+    @_one_at_a_time
     def resume(self, *, or_start: bool = False, allow_changed_data: bool = False) -> list[str]:
         """Restore the newest whole checkpoint of the workdir, whatever plan saved it.
 
@@ -505,6 +537,7 @@ class Trainer:
         self.steps_done, self.examples_done = restored.step or 0, restored.examples
         return restored.messages
 
+    @_one_at_a_time
     def parameters(self) -> PyTree[np.ndarray]:
         """The parameters as NumPy arrays, gathered from all stages.
 

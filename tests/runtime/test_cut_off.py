@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,27 @@ def test_nothing_goes_on_from_a_step_that_was_interrupted(
         trainer.resume()
         assert trainer.steps_done == 1
         assert [trainer.train_step().loss for _ in range(2)] == expected
+
+
+def test_another_thread_waits_until_a_step_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compute, running, release = InstructionRun.compute, threading.Event(), threading.Event()
+
+    def late(self: Any, instruction: Any) -> None:
+        running.set()
+        assert release.wait(30)
+        compute(self, instruction)
+
+    with make(DATA, tmp_path) as trainer, ThreadPoolExecutor(3) as threads:
+        trainer.parameters()
+        monkeypatch.setattr(InstructionRun, "compute", late)
+        step = threads.submit(trainer.train_step)
+        assert running.wait(30)
+        others = threads.submit(trainer.parameters), threads.submit(trainer.save, wait=True)
+        threading.Timer(0.1, release.set).start()
+        assert step.result().step == 1
+        for other in others:
+            other.result()
+    assert (tmp_path / "checkpoints" / "00000001").exists()
 
 
 def test_who_begins_at_step_0_has_the_state_of_step_0(

@@ -210,7 +210,8 @@ class RayWorkers:
                         raise WorkerLostError(self._names[peer], reason)
                     continue
                 if reference is not None:
-                    for line in ray.get(reference).said:
+                    sign: Any = ray.get(reference)
+                    for line in sign.said:
                         logging.getLogger("hetjax").warning(f"{self._names[peer]}: {line}")
                 self._pings[peer] = (self._ping(peer), now)
 
