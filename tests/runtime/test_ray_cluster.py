@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -98,6 +99,33 @@ def test_an_address_of_something_else_is_refused(server: socket.socket, answer: 
     with pytest.raises(InputError, match="by something that is not Ray"):
         connect_to_ray(RayOptions(address_of(server)))
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("address", "is_refused"),
+    [
+        ("192.0.2.7:6379", False),
+        ("192.0.2.7:6380", True),
+        ("192.0.2.8:6379", True),
+        ("127.0.0.1:6379", False),
+        ("no.such.host.invalid:6379", True),
+        ("auto", False),
+        (None, False),
+    ],
+)
+def test_who_is_connected_to_another_cluster_is_told(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, is_refused: bool
+):
+    context = SimpleNamespace(gcs_address="192.0.2.7:6379")
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "is_initialized", lambda: True)
+        patch.setattr(ray, "get_runtime_context", lambda: context)
+        patch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.7")
+        if not is_refused:
+            assert not connect_to_ray(RayOptions(address))
+            return
+        with pytest.raises(InputError, match=rf"'{address}', .* connected to '192.0.2.7:6379'"):
+            connect_to_ray(RayOptions(address))
 
 
 def test_the_environment_gives_the_address(monkeypatch: pytest.MonkeyPatch):

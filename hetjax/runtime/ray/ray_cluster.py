@@ -47,7 +47,8 @@ class RayOptions:
     Args:
         address: ``"host:port"`` of a running cluster; ``"auto"`` for one that is running here,
             ``"local"`` for a new one; None for what the environment variable ``RAY_ADDRESS`` says,
-            else one that is running here if there is one, else a new one.
+            else one that is running here if there is one, else a new one. Where this process is
+            connected already, that cluster is used, and another ``"host:port"`` is refused.
         cores: for each stage, the CPU core that its workers stay on; empty for no pinning.
         deadline: seconds after which a worker that waits for another gives up.
         carrier: what takes arrays from worker to worker: ``"wire"``, JAX's transfer server,
@@ -102,12 +103,15 @@ def connect_to_ray(options: RayOptions) -> bool:
         a cluster that was started.
 
     Raises:
-        InputError: the address is none, or nothing that could be Ray answers there.
+        InputError: the address is none, or nothing that could be Ray answers there, or this process
+            is connected to another cluster.
     """
     import ray
     from ray.exceptions import RayError
 
     if ray.is_initialized():
+        if options.address not in (None, "auto", "local"):
+            _check_connected_to(options.address)
         return False
     address = options.address or os.environ.get("RAY_ADDRESS") or None
     if address not in (None, "auto", "local"):
@@ -188,12 +192,41 @@ def _initialize(address: str | None) -> None:
             ray.init(address="local", include_dashboard=False, **quiet)
 
 
-def _check_reachable(address: str) -> None:
-    """Check that an address is one where a gRPC server answers: Ray would wait for it for ever."""
+def _check_connected_to(address: str) -> None:
+    """Check that an address is that of the cluster to which this process is connected."""
+    import ray
+
+    connected = ray.get_runtime_context().gcs_address
+    (host, port), (there, known) = _place_of(address), _place_of(connected)
+    hosts = _addresses_of(host)
+    if hosts & _addresses_of("localhost"):
+        hosts.add(ray.util.get_node_ip_address())
+    if port != known or hosts.isdisjoint(_addresses_of(there)):
+        raise InputError(
+            f"ray address is {address!r}, and this process is connected to {connected!r}; give "
+            f"that, or None, or disconnect before by ray.shutdown()"
+        )
+
+
+def _addresses_of(host: str) -> set[str]:
+    """What a host's name stands for; nothing where it is not known."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError:
+        return set()
+
+
+def _place_of(address: str) -> tuple[str, int]:
+    """The host and the port of an address."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:/\s]+):(\d{1,5})", address)
     if match is None or not 0 < int(match[2]) < 2**16:
         raise InputError(f"ray address {address!r} is not 'host:port', 'auto' or 'local'")
-    place = match[1].strip("[]"), int(match[2])
+    return match[1].strip("[]"), int(match[2])
+
+
+def _check_reachable(address: str) -> None:
+    """Check that an address is one where a gRPC server answers: Ray would wait for it for ever."""
+    place = _place_of(address)
     try:
         with socket.create_connection(place, timeout=_PROBE_SECONDS / 2) as connection:
             connection.settimeout(_PROBE_SECONDS / 2)
