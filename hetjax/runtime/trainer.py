@@ -602,8 +602,8 @@ class Trainer:
         """
         if self._executor.is_cut_off:
             raise InputError(
-                "a training step was cut off, and the state is between two steps; go on from a "
-                "checkpoint by resume(), or make another trainer"
+                "a training step or a switch was cut off, and the state is between two steps; go "
+                "on from a checkpoint by resume(), or make another trainer"
             )
 
     def _check_open(self) -> None:

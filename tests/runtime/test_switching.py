@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 from unittest import mock
 
 import jax
@@ -22,6 +24,7 @@ from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.local.left_plans import KEPT_PLANS
 from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.moves.state_move import StateMove
 
 BATCHES = ([(6, 4)], [(4, 4), (1, 8)], [(2, 4), (1, 12), (1, 4)])
 """Microbatches and their sizes, for one to three pipelines: 24 examples in any case."""
@@ -118,6 +121,64 @@ def test_a_trainer_stays_as_it_was_where_it_cannot_switch():
         assert trainer.plan == plan
         assert_same(state_of(trainer), before)
         trainer.train_step(batch)
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"), [(MemoryError(), RuntimeError), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_nothing_goes_on_from_a_switch_that_could_not_be_undone(
+    tmp_path: Path, failure: BaseException, raised: type[BaseException]
+):
+    model, batch = Model(("dense",)), make_batch(24)
+    plans = [random_plan(Random(2), model, batches) for batches in BATCHES[:2]]
+    with Trainer(plans[0], model.loss, model.init(), OPTIMIZER, batch, workdir=tmp_path) as trainer:
+        trainer.train_step(batch)
+        trainer.save(wait=True)
+        before = state_of(trainer)
+        with (
+            mock.patch.object(StateMove, "_move", failing_after(1, failure)),
+            pytest.raises(raised) as caught,
+        ):
+            trainer.switch(plans[1])
+        told = [str(caught.value), *getattr(caught.value, "__notes__", [])]
+        assert any("go on from the last checkpoint" in each for each in told)
+        acts = partial(trainer.train_step, batch), trainer.save, partial(trainer.switch, plans[1])
+        for act in (*acts, trainer.parameters):
+            with pytest.raises(InputError, match="a switch was cut off"):
+                act()
+        trainer.resume()
+        assert_same(state_of(trainer), before)
+        trainer.switch(plans[1])
+        trainer.train_step(batch)
+
+
+def test_a_switch_that_is_cut_off_is_undone():
+    model, batch = Model(("dense",)), make_batch(24)
+    plans = [random_plan(Random(2), model, batches) for batches in BATCHES[:2]]
+    with Trainer(plans[0], model.loss, model.init(), OPTIMIZER, batch) as trainer:
+        trainer.train_step(batch)
+        before, move = state_of(trainer), StateMove._move
+        moves = [move, failing_after(0, KeyboardInterrupt()), *[move] * 100]
+        with (
+            mock.patch.object(StateMove, "_move", lambda *given: moves.pop(0)(*given)),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            trainer.switch(plans[1])
+        assert_same(state_of(trainer), before)
+        trainer.train_step(batch)
+
+
+def failing_after(count: int, failure: BaseException) -> Callable[..., None]:
+    """How groups of leaves move, the first ones as they do."""
+    move, left = StateMove._move, [None] * count
+
+    def failing(*given: Any) -> None:
+        if not left:
+            raise failure
+        left.pop()
+        move(*given)
+
+    return failing
 
 
 def test_checkpoints_and_switches_go_together(tmp_path: Path):

@@ -51,8 +51,8 @@ class LocalExecutor:
             where its kind is wanted; ``jax.devices()`` where none are given.
 
     Attributes:
-        is_cut_off: whether a step, a load or a start did not come to its end, so that the state is
-            that of no step.
+        is_cut_off: whether a step, a load, a start or a switch did not come to its end, so that the
+            state is that of no step.
 
     Raises:
         InputError: there are fewer devices than the cluster has, or they are of other kinds.
@@ -133,16 +133,16 @@ class LocalExecutor:
         old, new = other._leaves(), self._leaves()
         for worker, stage in zip(other.workers, old, strict=True):
             stage.fill(worker.state())
-            # From here on a leaf is free where its stage drops it; sums of gradients are zeros.
-            worker.buffers.clear()
         move = StateMove(plan, old, new, self._devices, network=network, lost=lost)
+        other.is_cut_off = True
         try:
+            # From here on a leaf is free where its stage drops it; sums of gradients are zeros.
+            other._forget()
             move.run()
             self._restore(new)
         except BaseException as error:
-            for worker in self.workers:
-                worker.buffers.clear()
             try:
+                self._forget()
                 move.undo()
                 other._restore(old)
             except Exception as another:
@@ -150,7 +150,15 @@ class LocalExecutor:
                     "the switch has failed, and so has moving the state back; go on from the last "
                     f"checkpoint: {reason_of(another)}"
                 ) from error
+            except BaseException as another:
+                another.add_note(
+                    "the switch was cut off, and so was moving the state back; go on from the last "
+                    "checkpoint"
+                )
+                raise
+            other.is_cut_off = False
             raise
+        other.is_cut_off = False
         return plan
 
     @property
@@ -167,6 +175,10 @@ class LocalExecutor:
     def _restore(self, stages: Sequence[StageLeaves]) -> None:
         for worker, stage in zip(self.workers, stages, strict=True):
             worker.restore(stage.state())
+
+    def _forget(self) -> None:
+        for worker in self.workers:
+            worker.buffers.clear()
 
     def start(self) -> None:
         """Make the initial state on every stage."""
@@ -265,8 +277,7 @@ class LocalExecutor:
             saver.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self.transport.close()
-        for worker in self.workers:
-            worker.buffers.clear()
+        self._forget()
 
     def _all(self, call: Callable[[DeviceWorkers], Result]) -> list[Result]:
         if len(self._device_workers) == 1:
