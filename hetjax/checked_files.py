@@ -19,7 +19,11 @@ from typing import Any, NoReturn, get_args, get_type_hints
 import pydantic
 import yaml
 from pydantic_core import CoreSchema
-from pydantic_core.core_schema import with_info_after_validator_function
+from pydantic_core.core_schema import (
+    is_instance_schema,
+    json_or_python_schema,
+    with_info_after_validator_function,
+)
 
 from hetjax.errors import InputError, shown, unknown_name
 from hetjax.reading import MAX_MADE_BYTES, read_text
@@ -46,7 +50,7 @@ class Record(pydantic.BaseModel):
 
 @dataclass(frozen=True)
 class FileForm:
-    """How a value stands in a file, in the hint of a field of a dataclass.
+    """How a value stands in a file, in the hint of a field of a dataclass; in Python it is itself.
 
     Args:
         record: what is in the file: a `Record`, or another type that pydantic checks.
@@ -61,8 +65,12 @@ class FileForm:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: pydantic.GetCoreSchemaHandler
     ) -> CoreSchema:
-        return with_info_after_validator_function(
-            lambda record, info: self.read(record, info.data), handler.generate_schema(self.record)
+        return json_or_python_schema(
+            with_info_after_validator_function(
+                lambda record, info: self.read(record, info.data),
+                handler.generate_schema(self.record),
+            ),
+            is_instance_schema(source),
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import pydantic
@@ -92,6 +92,49 @@ def from_content(kind: type[Data], content: object, version: int | None = None) 
         raise InputError(f"it has half a character, U+{ord(error.object[error.start]):X}") from None
 
 
+def check_fields(value: Any) -> None:
+    """Checks every field of a dataclass that was made in Python, as `from_content` does a file's.
+
+    A list is as good as a tuple, as it is in a file. What stands in a file in a form of its own
+    (`FileForm`) is looked at for its class alone.
+
+    Args:
+        value: the dataclass.
+
+    Raises:
+        InputError: a field is wrong; the message names the field, its value and what is allowed.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Box:
+        ...     sides: tuple[float, ...]
+        >>> check_fields(Box((1.0, 2.0)))
+        >>> check_fields(Box((1.0, "wide")))
+        Traceback (most recent call last):
+        hetjax.errors.InputError: sides[1]: 'wide' is not allowed: Input should be a valid number
+    """
+    try:
+        _adapter(type(value)).validate_python(_with_tuples(value))
+    except pydantic.ValidationError as error:
+        raise InputError(first_problem(error, type(value))) from None
+
+
+def _with_tuples(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_with_tuples, value))
+    if isinstance(value, Mapping):
+        return {key: _with_tuples(each) for key, each in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    inside = {
+        name: _with_tuples(getattr(value, name))
+        for name, notes in _notes(type(value)).items()
+        if not any(isinstance(note, FileForm) for note in notes)
+    }
+    return replace(value, **inside)
+
+
 def without_version(content: object, versions: Sequence[int]) -> tuple[int, dict[str, Any]]:
     """Which version of a file its content is, and the rest of it.
 
@@ -132,7 +175,8 @@ def _checked_mapping(content: object) -> Mapping[str, Any]:
 def _adapter(kind: type) -> pydantic.TypeAdapter[Any]:
     # A dataclass alone takes no configuration; one that may be None does, and hands it down.
     optional: Any = kind | None
-    return pydantic.TypeAdapter(optional, config=STRICT)
+    asked: pydantic.ConfigDict = {**STRICT, "revalidate_instances": "always"}
+    return pydantic.TypeAdapter(optional, config=asked)
 
 
 def _fields_to_content(value: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import pytest
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from hetjax.checked_files import FileForm, Record
 from hetjax.errors import InputError
-from hetjax.file_content import LAST, LEFT_OUT_EMPTY, from_content, to_content
+from hetjax.file_content import LAST, LEFT_OUT_EMPTY, check_fields, from_content, to_content
 from hetjax.limits import Name
 
 
@@ -57,6 +57,7 @@ def test_what_is_written_is_read_as_it_was(several, total, lid, named):
     assert from_content(Box, json.loads(json.dumps(content))) == box
 
 
+WIDE: Any = "wide"
 GOOD = {"sides": [{"length": 1.0}], "count": 2, "total": {"partial": [3, 4]}}
 
 
@@ -86,6 +87,25 @@ def test_a_field_is_read_from_another_form_and_the_fields_before_it():
 def test_what_is_wrong_is_told_by_its_field(changes, message):
     with pytest.raises(InputError, match=message):
         from_content(Box, {**GOOD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sides": Side(1.0)}, r"^sides: Side\(.* is not allowed: .* tuple$"),
+        ({"sides": [Side(1.0), 4]}, r"^sides\[1\]: 4 is not allowed: .* instance of Side$"),
+        ({"sides": (Side(WIDE),)}, r"^sides\[0\].length: 'wide' is not allowed: .* number$"),
+        ({"count": 2.0}, "^count: 2.0 is not allowed: .* integer$"),
+        ({"total": {"partial": [3, 4]}}, r"^total: {'partial': .* is not allowed: .* int$"),
+        ({"labels": {"one": ()}}, r"^labels.one.\[key\]: 'one' is not allowed"),
+    ],
+)
+def test_what_was_made_in_python_is_told_by_its_field(changes, message):
+    box = Box((Side(1.0),), 2, 7)
+    check_fields(box)
+    check_fields(replace(box, sides=[Side(1.0)]))
+    with pytest.raises(InputError, match=message):
+        check_fields(replace(box, **changes))
 
 
 @pytest.mark.parametrize("content", [None, [], 3, "box"])

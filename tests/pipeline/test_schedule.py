@@ -1,6 +1,8 @@
 """Schedules as data: complete, ordered, free of deadlock, whatever their tasks."""
 
+from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -64,6 +66,15 @@ def test_a_microbatch_is_live_until_its_weight_gradient():
     assert not explicit("F0 B0").splits_backward
 
 
+def of_rows(*rows: Any) -> Schedule:
+    """Whatever is written as an order; pairs are tasks of such a kind and microbatch."""
+    return Schedule("explicit", tuple(of_row(row) if type(row) is list else row for row in rows))
+
+
+def of_row(row: Sequence[Any]) -> Any:
+    return tuple(Task(*each) if isinstance(each, tuple) else each for each in row)
+
+
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
@@ -78,6 +89,11 @@ def test_a_microbatch_is_live_until_its_weight_gradient():
         (explicit("F0 B0 F1 B1", "F1 B1 F0 B0"), r"stage 0 waits at B0 for stage 1; stage 1 wait"),
         (Schedule("explicit", ()), r"has no tasks"),
         (Schedule("explicit", ((),)), r"has no tasks"),
+        (of_rows(["F0", "B0"]), r"stage 0: 'F0' is no Task; .* Task\('F', 0\)"),
+        (of_rows(Task("F", 0)), r"order is .*; allowed: a tuple of tasks"),
+        (of_rows([Task("F", -1)]), r"microbatch -1; allowed: whole numbers from"),
+        (of_rows([("F", "0")]), r"microbatch '0'; allowed: whole numbers"),
+        (of_rows([("G", 0)]), r"stage 0: kind of task 'G'. Allowed: B, F, R"),
     ],
     ids=[
         "missing",
@@ -91,6 +107,11 @@ def test_a_microbatch_is_live_until_its_weight_gradient():
         "deadlock",
         "no stage",
         "no task",
+        "a text",
+        "no list",
+        "before the first",
+        "no number",
+        "of no kind",
     ],
 )
 def test_check_refuses(schedule: Schedule, message: str):

@@ -75,7 +75,7 @@ def check(plan: Plan) -> None:
         (modules(runs=((0, 2),)), {}, "from 0 to 2; the stage's layers are from 0 to"),
         (modules(OperandShare(1, 0, Share(0, (6,)))), {}, "one entry for each of the stage's 2"),
         (modules(OperandShare(1, 0), OperandShare(1, 0)), {}, "lies in one way"),
-        (modules(OperandShare(-1, 0)), {}, "counted from 0"),
+        (modules(OperandShare(-1, 0)), {}, "equation: -1 is not allowed"),
         (replace(modules(), values={2: COLUMNS}), {}, "values is given beside modules"),
         (modules(), {"recompute": True}, "and the stage recomputes"),
         (

@@ -24,7 +24,7 @@ from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.schedule import EXPLICIT, WARM_UP_SCHEDULES, Schedule, Task
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts, gpipe, one_f_one_b
 from hetjax.planner.plan.module_shares import Share
-from hetjax.planner.plan.plan import Plan, validate, validate_for
+from hetjax.planner.plan.plan import Plan, as_plan, validate, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.sharding.annotation.rules import RULES
@@ -340,6 +340,25 @@ def test_a_bad_edit_is_told_its_field(path, value, message):
     edit(path, value)(data)
     with pytest.raises(InputError, match=message):
         Plan.from_json_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_microbatches": "4"}, r"num_microbatches: '4' is not allowed: .* integer"),
+        ({"microbatch_size": 8.0}, r"microbatch_size: 8.0 is not allowed: .* integer"),
+        ({"schedule": "1f1b"}, r"schedule: '1f1b' is not allowed: .* instance of Schedule"),
+        ({"schedule": replace(gpipe(2, 4), order=(["F0"],))}, "stage 0: 'F0' is no Task"),
+        ({"stages": 2}, "stages: 2 is not allowed: .* tuple"),
+    ],
+)
+def test_types_of_a_plan_made_in_python_are_told_by_their_field(changes, message):
+    plan = plan_of_two_stages()
+    bad = replace(plan, pipelines=(replace(plan.pipeline, **changes),))
+    for take in (validate, as_plan):
+        with pytest.raises(InputError, match=f"^plan: .*{message}"):
+            take(bad)
+    assert as_plan(replace(plan, layers=list(plan.layers)))
 
 
 def test_lost_devices_are_named_in_the_file_and_no_stage_has_one():

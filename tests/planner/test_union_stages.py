@@ -136,7 +136,7 @@ BAD_STAGES = [
     ),
     (
         {"shares": Shares(batch=(10, -2))},
-        rf"{STAGE}.shares.batch is \[10, -2\]; an entry must be 0 or more",
+        rf"{STAGE}.shares.batch\[1\]: -2 is not allowed: .* greater than or equal to 0",
     ),
     (
         {"shares": Shares(batch=(6, 1))},
@@ -152,7 +152,7 @@ BAD_STAGES = [
     ),
     (
         {"shares": whole((7, -1))},
-        rf"{STAGE}.shares.parameters\['w'\].sizes is \[7, -1\]; an entry must be 0 or more",
+        rf"{STAGE}.shares.parameters.w.sizes\[1\]: -1 is not allowed: .* or equal to 0",
     ),
     (
         {"shares": whole((0, 0))},
@@ -160,7 +160,7 @@ BAD_STAGES = [
     ),
     (
         {"shares": whole((4, 2), -1)},
-        rf"{STAGE}.shares.parameters\['w'\].dimension is -1; it must be 0 or more",
+        rf"{STAGE}.shares.parameters.w.dimension: -1 is not allowed: .* or equal to 0",
     ),
     (
         {"shares": Shares(values={3: Share(0, (8, 0, 0))})},

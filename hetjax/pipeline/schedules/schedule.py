@@ -253,14 +253,15 @@ def check(schedule: Schedule) -> None:
         schedule: the schedule to check.
 
     Raises:
-        InputError: naming the stage and task, when a stage lacks or repeats a task, runs a task
-            before one of the same microbatch that it needs, or when stages with blocking receives
-            would wait for one another for ever.
+        InputError: naming the stage and task, when something in the order is no task, when a stage
+            lacks or repeats a task, runs a task before one of the same microbatch that it needs, or
+            when stages with blocking receives would wait for one another for ever.
 
     Example:
         >>> from hetjax.pipeline.schedules.warm_up import gpipe
         >>> check(gpipe(num_stages=4, num_microbatches=8))
     """
+    check_tasks(schedule)
     if not schedule.num_stages or not schedule.num_microbatches:
         raise InputError(f"schedule {schedule.name!r} has no tasks")
     for stage in range(schedule.num_stages):
@@ -268,6 +269,23 @@ def check(schedule: Schedule) -> None:
     _check_turns(schedule)
     for _ in dependency_order(schedule):
         pass
+
+
+def check_tasks(schedule: Schedule) -> None:
+    """Check that the order of a schedule has tasks alone, whatever stands where.
+
+    Args:
+        schedule: the schedule.
+
+    Raises:
+        InputError: naming the stage and what is no task.
+    """
+    order = schedule.order
+    if not _is_list(order) or not all(_is_list(tasks) for tasks in order):
+        raise InputError(f"schedule order is {shown(order)}; allowed: a tuple of tasks for a stage")
+    for stage, tasks in enumerate(order):
+        for task in tasks:
+            _check_task(task, f"schedule {schedule.name!r}, stage {stage}")
 
 
 def dependency_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
@@ -361,6 +379,18 @@ def split_microbatches(tasks: Sequence[Task]) -> frozenset[int]:
         The microbatches that have a W.
     """
     return frozenset(task.microbatch for task in tasks if task.kind == "W")
+
+
+def _check_task(task: object, where: str) -> None:
+    if not isinstance(task, Task):
+        raise InputError(f"{where}: {shown(task)} is no Task; allowed: such as Task('F', 0)")
+    if task.kind not in _NEEDS:
+        raise InputError(unknown_name(f"{where}: kind of task", str(task.kind), _NEEDS))
+    if type(task.microbatch) is not int or task.microbatch < 0:
+        raise InputError(
+            f"{where}: a task {task.kind} has microbatch {shown(task.microbatch)}; allowed: whole "
+            f"numbers from 0"
+        )
 
 
 def _check_stage(schedule: Schedule, stage: int) -> None:

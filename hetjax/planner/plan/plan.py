@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from hetjax.checked_files import read_json
 from hetjax.errors import InputError, shown, unknown_name
-from hetjax.file_content import LEFT_OUT_EMPTY
+from hetjax.file_content import LEFT_OUT_EMPTY, check_fields
 from hetjax.files import replacing
 from hetjax.limits import Index, Text
 from hetjax.pipeline.program.traced_program import Program
-from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.schedules.schedule import Schedule, check_tasks
 from hetjax.pipeline.stages.cutting import cut, made_between
 from hetjax.planner.plan.checks import check_pipeline
 from hetjax.planner.plan.context_checks import check_context_for, check_contexts
@@ -256,17 +256,28 @@ def as_plan(plan: Plan | str | os.PathLike[str]) -> Plan:
         The plan.
 
     Raises:
-        InputError: it is neither, or the file has no valid plan.
+        InputError: it is neither, the file has no valid plan, or a field is of a wrong type.
     """
     if isinstance(plan, str | os.PathLike):
         return Plan.load(Path(plan))
     if not isinstance(plan, Plan):
         raise InputError(f"plan is {shown(plan)}; it must be a Plan, or the path of a plan file")
+    _check_types(plan)
     return plan
 
 
+def _check_types(plan: Plan) -> None:
+    """Check that what a plan made in Python has is what its hints say."""
+    try:
+        check_fields(plan)
+        for pipeline in plan.pipelines:
+            check_tasks(pipeline.schedule)
+    except InputError as error:
+        raise InputError(f"plan: {error}") from None
+
+
 def validate(plan: Plan) -> None:
-    """Check a plan in itself: layers, devices, meshes, schedules.
+    """Check a plan in itself: the types of its fields, layers, devices, meshes, schedules.
 
     Args:
         plan: the plan.
@@ -274,6 +285,7 @@ def validate(plan: Plan) -> None:
     Raises:
         InputError: naming the field, its value and what is allowed.
     """
+    _check_types(plan)
     if not plan.pipelines:
         raise InputError("plan: pipelines is empty; a plan has one or more")
     _validate_layers(plan)
@@ -306,7 +318,7 @@ def _validate_lost(plan: Plan, used: Mapping[int, str]) -> None:
             f"plan: lost_devices is {list(lost)}; it has each device once, in increasing order"
         )
     for device in lost:
-        if not 0 <= device < count:
+        if device >= count:
             raise InputError(
                 f"plan: lost_devices has {device}, which is no device of cluster "
                 f"{plan.cluster.name!r}; allowed: 0 to {count - 1}"

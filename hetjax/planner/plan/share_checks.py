@@ -61,7 +61,7 @@ def _check_modules(stage: StagePlan, where: str) -> None:
         )
     runs = [run for run, _ in shares.module_runs]
     for first, last in runs:
-        if not 0 <= first < last:
+        if first >= last:
             raise InputError(
                 f"{where}.modules has the run {[first, last]}; a run is its first position and the "
                 f"one after its last"
@@ -82,8 +82,6 @@ def _check_modules(stage: StagePlan, where: str) -> None:
                     f"one is, too; an operand lies in one way"
                 )
             told.add((each.equation, each.operand))
-            if min(each.equation, each.operand) < 0:
-                raise InputError(f"{place} has a negative number; equations are counted from 0")
             if each.share is not None:
                 _check_share(each.share, stage, f"{place}.share")
             if each.through is not None:
@@ -221,8 +219,6 @@ def _check_inner(
 
 
 def _check_share(share: Share, stage: StagePlan, where: str) -> None:
-    if share.dimension < 0:
-        raise InputError(f"{where}.dimension is {share.dimension}; it must be 0 or more")
     _check_sizes(share.sizes, stage, f"{where}.sizes")
     if not any(share.sizes):
         raise InputError(f"{where}.sizes is {list(share.sizes)}; some member must have some of it")
@@ -249,5 +245,3 @@ def _check_sizes(sizes: tuple[int, ...], stage: StagePlan, where: str) -> None:
             f"{where} is {list(sizes)}; it must have one entry for each of the stage's "
             f"{len(stage.members)} members"
         )
-    if min(sizes) < 0:
-        raise InputError(f"{where} is {list(sizes)}; an entry must be 0 or more")
