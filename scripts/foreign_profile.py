@@ -23,7 +23,8 @@ from typing import Any
 
 from hetjax.errors import InputError, shown
 from hetjax.files import replacing
-from hetjax.mesh.kinds import DeviceKind, kind
+from hetjax.mesh.kinds import DeviceKind
+from hetjax.mesh.published_kinds import kind
 from hetjax.planner.foreign.foreign_profile import VERSION, checked_foreign_profile
 from hetjax.reading import read_text
 

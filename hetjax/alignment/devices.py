@@ -16,7 +16,7 @@ from hetjax.alignment.kinds import AlignedKind, check_dtypes
 from hetjax.alignment.operators import PRODUCTS, Operator, OperatorProgram
 from hetjax.errors import InputError, shown
 from hetjax.mesh.jax_devices import is_of_kind, kind_name
-from hetjax.mesh.kinds import KINDS
+from hetjax.mesh.published_kinds import KINDS
 
 Replacement = Callable[[list[Any], list[Any]], list[Any]]
 """From an operator's operands and its results to the results that a kind gives; can be traced."""

@@ -16,7 +16,8 @@ from types import MappingProxyType
 
 from hetjax.errors import InputError, shown, unknown_name
 from hetjax.limits import check_name
-from hetjax.mesh.kinds import KINDS, PLATFORMS, DeviceKind
+from hetjax.mesh.kinds import PLATFORMS, DeviceKind
+from hetjax.mesh.published_kinds import KINDS
 
 PRODUCT_DTYPES = ("float32", "bfloat16", "float16")
 """What operands of products can be rounded to."""

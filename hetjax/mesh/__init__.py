@@ -7,8 +7,9 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.device_order import devices_in_order
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.mesh.host_cpu import measure_host_cpu
-from hetjax.mesh.kinds import KINDS, DeviceKind, kind
+from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
+from hetjax.mesh.published_kinds import KINDS, kind
 from hetjax.mesh.subcluster import Subcluster
 
 __all__ = [

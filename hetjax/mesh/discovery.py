@@ -14,8 +14,9 @@ from typing import Any
 from hetjax.errors import InputError
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
 from hetjax.mesh.jax_devices import JaxDevice, kind_name
-from hetjax.mesh.kinds import KINDS, DeviceKind, kind
+from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
+from hetjax.mesh.published_kinds import KINDS, kind
 from hetjax.mesh.ray_offers import NODE_RESOURCE, Offer, ray_offers, subcluster_names
 from hetjax.mesh.subcluster import Subcluster
 

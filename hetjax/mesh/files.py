@@ -52,9 +52,10 @@ from hetjax.limits import (
 )
 from hetjax.mesh import units
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
-from hetjax.mesh.kinds import KINDS, DeviceKind
-from hetjax.mesh.kinds import kind as known_kind
+from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
+from hetjax.mesh.published_kinds import KINDS
+from hetjax.mesh.published_kinds import kind as known_kind
 from hetjax.mesh.subcluster import Links, Subcluster, cards_in_turn
 
 

@@ -13,8 +13,9 @@ from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.discovery import HOST_MEMORY, NETWORK, PCIE
 from hetjax.mesh.host_cpu import HOST_CPU, HostCpu
-from hetjax.mesh.kinds import DeviceKind, kind
+from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
+from hetjax.mesh.published_kinds import kind
 from hetjax.mesh.ray_offers import NODE_RESOURCE, Offer, ray_offers
 from hetjax.mesh.subcluster import Subcluster
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hetjax.errors import InputError
 from hetjax.mesh.host_cpu import HOST_CPU
-from hetjax.mesh.kinds import KINDS
+from hetjax.mesh.published_kinds import KINDS
 
 _RAY_NAMES = {
     # Ray does not say how much memory an A100 or a V100 has: the smaller card is assumed, since a

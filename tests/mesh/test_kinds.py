@@ -6,7 +6,8 @@ import pytest
 
 from hetjax.errors import InputError
 from hetjax.mesh.host_cpu import measure_host_cpu
-from hetjax.mesh.kinds import KINDS, DeviceKind, kind
+from hetjax.mesh.kinds import DeviceKind
+from hetjax.mesh.published_kinds import KINDS, kind
 
 PAPERS = {"A100-40", "A100-80", "V100", "V100e", "P100", "T4", "H100", "H800", "H200", "H20"}
 PAPERS |= {"A800", "L40S", "H2-A", "H2-B", "H2-C", "H2-D"}

@@ -5,8 +5,9 @@ import io
 from rich.console import Console
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.mesh.kinds import DeviceKind, kind
+from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
+from hetjax.mesh.published_kinds import kind
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.report.carrier_table import CarrierRow, carrier_table
 from hetjax.report.tables import (

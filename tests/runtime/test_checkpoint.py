@@ -19,8 +19,8 @@ from opened_loops import iteration_starts
 from hetjax.errors import CheckpointError
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.hetero import HeteroMesh
-from hetjax.mesh.kinds import kind
 from hetjax.mesh.links import Link
+from hetjax.mesh.published_kinds import kind
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
