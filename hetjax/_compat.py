@@ -53,14 +53,18 @@ def inlined_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
 def has_rule_of_jax(equation: JaxprEqn) -> bool:
     """Whether a function with a derivative of its own is one of JAX, as a softmax may be.
 
-    Both are then JAX's: a function of JAX may be given another derivative.
+    Both are then JAX's: a function of JAX may be given another derivative. Functions that JAX puts
+    around anybody's, as `jax.custom_gradient` and `defjvps` do, are not counted as its own.
     """
     inner = inlined_jaxpr(equation)
     params = equation.params
     rules = [params[name] for name in ("jvp_jaxpr_fun", "bwd") if name in params]
     told = [each.debug_info for each in (*([] if inner is None else [inner.jaxpr]), *rules)]
     files = [Path(each.func_filename or "") for each in told]
-    return bool(files) and all(Path(jax.__file__).parent in file.parents for file in files)
+    around = Path(jax.custom_gradient.__code__.co_filename)
+    return bool(files) and all(
+        file != around and Path(jax.__file__).parent in file.parents for file in files
+    )
 
 
 def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:

@@ -276,6 +276,15 @@ def with_derivative(backward: Any) -> Any:
     return same
 
 
+@jax.custom_gradient
+def summed_backward(x: jax.Array) -> Any:
+    return jnp.tanh(x), reversed_sums
+
+
+summed_tangent = jax.custom_jvp(jnp.tanh)
+summed_tangent.defjvps(lambda t, ans, x: jnp.cumsum(t, 1))
+
+
 @pytest.mark.parametrize(
     ("inner", "problem"),
     [
@@ -292,6 +301,8 @@ def with_derivative(backward: Any) -> Any:
             lambda x, _: with_derivative(lambda _, g: g * jnp.arange(1.0, 7.0)[:, None])(x),
             "takes them in two orders in a derivative of a call's own",
         ),
+        (lambda x, _: summed_backward(x), "(rev|cumsum) at .* along"),
+        (lambda x, _: summed_tangent(x), "cumsum at .* along"),
     ],
 )
 def test_calls_that_depend_on_the_order_of_tokens_are_refused(inner: Any, problem: str):
@@ -306,6 +317,11 @@ def test_calls_that_depend_on_the_order_of_tokens_are_refused(inner: Any, proble
 def test_a_derivative_that_takes_each_token_alone_is_followed(backward: Any):
     program = program_of(lambda x, _: with_derivative(backward)(x))
     assert token_dimensions(program).values
+
+
+@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.silu, jax.nn.log_softmax])
+def test_functions_of_jax_with_a_derivative_are_followed(function: Any):
+    assert token_dimensions(program_of(lambda x, _: function(x))).values
 
 
 def test_values_that_are_two_operands_have_tokens_in_one_alone():

@@ -247,6 +247,53 @@ def test_a_function_of_jax_with_another_derivative_stays():
     assert "attention" not in names_in(match_attention(program).program.jaxpr)
 
 
+def damped(softmax: Any) -> Any:
+    """A softmax with a tenth of its derivative."""
+    function = jax.custom_jvp(softmax)
+    function.defjvps(lambda t, ans, s: 0.1 * ans * (t - jnp.sum(t * ans, -1, keepdims=True)))
+    return function
+
+
+@jax.custom_gradient
+def damped_backward(scores: jax.Array) -> Any:
+    weights = jax.nn.softmax(scores)
+    return weights, lambda g: 0.1 * weights * (g - jnp.sum(g * weights, -1, keepdims=True))
+
+
+damped_exp = jax.custom_jvp(jnp.exp)
+damped_exp.defjvps(lambda t, ans, s: 0.1 * t * ans)
+
+
+def of_damped_exp(scores: jax.Array) -> jax.Array:
+    found = damped_exp(scores - jnp.max(scores, -1, keepdims=True))
+    return found / jnp.sum(found, -1, keepdims=True)
+
+
+OF_PEOPLE = {
+    "defjvps": damped(functools.partial(jax.nn.softmax, axis=-1)),
+    "custom_gradient": damped_backward,
+    "exponentials": of_damped_exp,
+}
+
+
+@pytest.mark.parametrize("name", OF_PEOPLE)
+def test_a_softmax_with_a_derivative_of_somebodys_own_is_refused(name: str):
+    """Also where JAX puts a function of its own around the derivative."""
+    program = jax.make_jaxpr(of_some(lambda s, _: OF_PEOPLE[name](s)))(Q, Q, Q)
+    matched = match_attention(program)
+    assert "attention" not in names_in(matched.program.jaxpr)
+    with pytest.raises(InputError, match="a function with a derivative of its own is between"):
+        matched.check()
+
+
+def test_exponentials_of_equal_calls_are_told_apart():
+    def weigh(scores: jax.Array, seen: jax.Array) -> jax.Array:
+        return damped_exp(scores) / jnp.sum(damped_exp(2 * scores), -1, keepdims=True)
+
+    matched = match_attention(jax.make_jaxpr(of_some(weigh))(Q, Q, Q))
+    assert "attention" not in names_in(matched.program.jaxpr)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_known_stays_and_is_refused_with_the_line(name: str):
     function, reason = REFUSED[name]

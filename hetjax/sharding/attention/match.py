@@ -10,8 +10,8 @@ the line and the reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from hetjax.sharding.attention.plain_attention import (
 )
 from hetjax.sharding.attention.primitive import attention_line
 from hetjax.sharding.attention.softmax_chain import (
+    OF_RULE,
     OF_WEIGHTS,
     Followed,
     Scores,
@@ -194,10 +195,8 @@ class _Walk:
             none.
         """
         inner = _compat.inlined_jaxpr(equation)
-        if inner is not None and "jvp" in equation.primitive.name:
-            # Anybody else's derivative may be another than that of what is computed.
-            if _compat.has_rule_of_jax(equation):
-                self._rule(equation, inner)
+        if inner is not None and equation.primitive.name.startswith("custom"):
+            self._rule(equation, inner)
             return None
         if equation.primitive.name == "dot_general":
             self.forms[equation.outvars[0]] = scores_of_product(equation)
@@ -212,14 +211,24 @@ class _Walk:
 
     def _rule(self, equation: _compat.JaxprEqn, inner: _compat.ClosedJaxpr) -> None:
         """Go over a function with a derivative of its own, such as a softmax."""
+        # Anybody else's derivative may be another than that of what is computed.
+        is_known = _compat.has_rule_of_jax(equation)
         walk = _Walk(inner)
         for variable, atom in zip(inner.jaxpr.invars, equation.invars, strict=True):
             walk.forms[variable] = self._read(atom)
         for each in inner.jaxpr.eqns:
             walk.follow(each)
+        names: dict[Any, Any] = {}
         for variable, atom in zip(equation.outvars, inner.jaxpr.outvars, strict=True):
             form = walk._read(atom)
             is_own = isinstance(form, Data) and form.base not in self.forms
+            if isinstance(form, Scores | Total) and form.exponentials is not None:
+                # Equal calls have their variables inside in common.
+                own = form.exponentials
+                known = own if own in self.forms else names.setdefault(own, variable)
+                form = replace(form, exponentials=known)
+            if isinstance(form, Scores) and not is_known:
+                form = form.refused(OF_RULE)
             self.forms[variable] = _data(variable) if form is None or is_own else form
 
     def _ended(self, equation: _compat.JaxprEqn) -> PlainAttention | str | None:
@@ -254,8 +263,7 @@ class _Walk:
         if name == "reduce_sum" and isinstance(first, Scores):
             return None if first.exponentials is None else total_of(first, params["axes"])
         if isinstance(first, Scores | Total) and len(forms) == 1:
-            sizes = self._sizes(first)
-            kept = placed(first, equation, sizes)
+            kept = placed(first, equation)
             if kept is not None or name in _MOVING:
                 return kept
         places = _places(equation)
@@ -280,13 +288,6 @@ class _Walk:
         if name.startswith(("reduce", "arg", "dynamic", "gather", "concatenate", "slice")):
             return None
         return combined(equation, place, of, found)
-
-    def _sizes(self, form: Scores | Total) -> Sequence[int]:
-        if isinstance(form, Scores):
-            return form.sizes
-        scores = self.forms[form.exponentials]
-        assert isinstance(scores, Scores), "a total is of exponentials"
-        return scores.sizes
 
 
 _MOVING = frozenset("transpose reshape squeeze expand_dims broadcast_in_dim".split())

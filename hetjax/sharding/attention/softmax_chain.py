@@ -37,6 +37,7 @@ HIDDEN = -300.0
 then the exponentials are 0 beside others'."""
 
 OF_MASK = "its mask is not full, causal, a window, or segments"
+OF_RULE = "a function with a derivative of its own is between its products"
 OF_WEIGHTS = "its weights are dropped (attention dropout), or changed in another way"
 
 
@@ -81,10 +82,12 @@ class Total:
 
     Args:
         exponentials: their variable.
-        dims: which of the product's dimensions it has.
+        sizes: sizes of the product's dimensions.
+        dims: which of them it has.
     """
 
     exponentials: Any
+    sizes: tuple[int, ...]
     dims: Dims
 
 
@@ -112,9 +115,7 @@ def with_shape(dims: Dims, sizes: Sequence[int], shape: Sequence[int]) -> Dims |
     return tuple(found) if not flat else None
 
 
-def placed(
-    form: Scores | Total, equation: _compat.JaxprEqn, sizes: Sequence[int]
-) -> Scores | Total | None:
+def placed(form: Scores | Total, equation: _compat.JaxprEqn) -> Scores | Total | None:
     """Scores or their sum after an equation that moves them; None where it does more."""
     out: Any = equation.outvars[0].aval
     name, params = equation.primitive.name, equation.params
@@ -122,7 +123,7 @@ def placed(
     if name == "transpose":
         dims = tuple(form.dims[i] for i in params["permutation"])
     elif name in ("reshape", "squeeze", "expand_dims"):
-        dims = with_shape(form.dims, sizes, out.shape)
+        dims = with_shape(form.dims, form.sizes, out.shape)
     elif name == "broadcast_in_dim":
         places = dict(zip(params["broadcast_dimensions"], form.dims, strict=True))
         dims = tuple(places.get(i, ()) for i in range(len(out.shape)))
@@ -315,4 +316,4 @@ def aligned(form: Followed, shape: Sequence[int], out: Sequence[int]) -> Followe
 def total_of(scores: Scores, axes: Sequence[int]) -> Total:
     """The sum of exponentials over some of their dimensions."""
     kept = tuple(dim for i, dim in enumerate(scores.dims) if i not in axes)
-    return Total(scores.exponentials, kept)
+    return Total(scores.exponentials, scores.sizes, kept)
