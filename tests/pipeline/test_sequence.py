@@ -319,6 +319,20 @@ def test_a_derivative_that_takes_each_token_alone_is_followed(backward: Any):
     assert token_dimensions(program).values
 
 
+def scaled(x: jax.Array) -> jax.Array:
+    return x * np.linspace(0.5, 1, WIDTH, dtype=np.float32)
+
+
+scaled_backward, scaled_tangent = jax.custom_vjp(scaled), jax.custom_jvp(scaled)
+scaled_backward.defvjp(lambda x: (scaled(x), None), lambda _, g: (scaled(g),))
+scaled_tangent.defjvp(lambda primals, tangents: (scaled(*primals), scaled(*tangents)))
+
+
+@pytest.mark.parametrize("function", [scaled_backward, scaled_tangent])
+def test_a_derivative_of_a_function_that_closes_over_numbers_is_followed(function: Any):
+    assert token_dimensions(program_of(lambda x, _: function(x))).values
+
+
 @pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.silu, jax.nn.log_softmax])
 def test_functions_of_jax_with_a_derivative_are_followed(function: Any):
     assert token_dimensions(program_of(lambda x, _: function(x))).values

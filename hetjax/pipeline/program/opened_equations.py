@@ -124,10 +124,12 @@ def own_derivative(
 
     Returns:
         From its operands and the cotangents of results to gradients; which of its results these
-        are of, and which of its operands have gradients. None where nothing has any.
+        are of, and which of its operands have gradients: not what its function closes over, for
+        which there is no rule. None where nothing has any.
     """
     given, made = map(_shapes, (equation.invars, equation.outvars))
     graded, seeded = map(_inexact, (given, made))
+    graded = [place for place in graded if place >= equation.params["num_consts"]]
     if not graded or not seeded:
         return None
 
