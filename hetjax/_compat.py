@@ -120,7 +120,10 @@ def bind_with(equation: JaxprEqn, params: Mapping[str, Any], operands: Sequence[
 
 
 def linear_identity(
-    name: str, transpose: Callable[..., Any], compiled: Callable[..., Any] | None = None
+    name: str,
+    transpose: Callable[..., Any],
+    compiled: Callable[..., Any] | None = None,
+    mapped: Callable[..., Mapping[str, Any]] | None = None,
 ) -> core.Primitive:
     """A primitive that computes the identity.
 
@@ -128,6 +131,8 @@ def linear_identity(
         name: its name.
         transpose: from a cotangent, and the primitive's parameters, to the operand's cotangent.
         compiled: what it is compiled as, from an operand and the parameters; nothing unless given.
+        mapped: from an axis that `jax.vmap` adds, and the parameters, to those of one equation for
+            all; it cannot be mapped unless given.
 
     Returns:
         The primitive, which can be differentiated and compiled.
@@ -140,6 +145,13 @@ def linear_identity(
     else:
         mlir.register_lowering(primitive, mlir.lower_fun(compiled, multiple_results=False))
     ad.deflinear2(primitive, lambda cotangent, _, **params: [transpose(cotangent, **params)])
+
+    def batch(operands: Sequence[Any], axes: Sequence[int], **params: Any) -> Any:
+        assert mapped is not None, "it is called where there is a rule"
+        return primitive.bind(*operands, **mapped(axes[0], **params)), axes[0]
+
+    if mapped is not None:
+        batching.primitive_batchers[primitive] = batch
     return primitive
 
 

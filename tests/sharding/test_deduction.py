@@ -374,6 +374,30 @@ def test_submeshes_of_unlike_axes_meet():
     check(found, jnp.add(*inputs))
 
 
+@pytest.mark.parametrize(("axis", "hdim", "spec"), [(0, 2, P(None, "x")), (1, 2, P("x"))])
+def test_under_vmap_each_value_lies_as_annotated(axis: int, hdim: int, spec: P):
+    two, one = Subgroup((0, 1), (("x", 2),), P("x")), Subgroup((2,), (), P())
+    lies = HSharding((two, one), hdim=1, sizes=(3, 1))
+    (matrices,) = drawn((4, 4, 4))
+
+    def each(matrix):
+        return jnp.sum(jnp.square(reshard(matrix, lies)))
+
+    mapped = jax.vmap(lambda x: reshard(x, lies) * 2.0, in_axes=axis, out_axes=axis)
+    found, _ = run(mapped, [matrices], [whole_on(lies)])
+    check(found, 2.0 * matrices)
+    stacked = HSharding((two.with_spec(spec), one), hdim=hdim, sizes=(3, 1))
+    assert found[0].annotation == stacked
+    gradient = jax.grad(lambda x: jnp.sum(jax.vmap(each, axis)(x)))
+    found, _ = run(gradient, [matrices], [whole_on(lies)])
+    check(found, 2.0 * matrices)
+    np.testing.assert_allclose(
+        jax.hessian(lambda x: jnp.sum(reshard(x, lies) ** 3))(matrices[0]),
+        jax.hessian(lambda x: jnp.sum(x**3))(matrices[0]),
+        rtol=1e-6,
+    )
+
+
 def test_a_reshard_inside_a_body_stays_on_its_submeshes():
     (x,) = drawn((2, 4))
 

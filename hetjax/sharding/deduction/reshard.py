@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from hetjax import _compat
 from hetjax.errors import InputError, shown
 from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.subgroup import entries_of
 
 _numbers = itertools.count()
 
@@ -55,8 +57,35 @@ def _transpose(cotangent: Any, resharding: Resharding) -> Any:
     )
 
 
-RESHARD = _compat.linear_identity("hetjax_reshard", _transpose)
-"""The primitive: as a computation it is the identity; its gradient lies as its operand does."""
+def _mapped(axis: int, resharding: Resharding) -> dict[str, Any]:
+    several = tuple(_with_whole(each, axis) for each in resharding.annotations)
+    return {"resharding": replace(resharding, annotations=several)}
+
+
+def _with_whole(annotation: HSharding, axis: int) -> HSharding:
+    """How values lie that are stacked along a new axis, where each lies as annotated."""
+
+    def shifted(dimension: int) -> int:
+        return dimension + (dimension >= axis)
+
+    groups = []
+    for group in annotation.subgroups:
+        entries = entries_of(group.spec, max(axis, len(group.spec.partitions)))
+        entries.insert(axis, None)
+        spec = PartitionSpec(*entries, unreduced=group.spec.unreduced)
+        groups.append(group.with_spec(spec))
+    hdim = annotation.hdim
+    if isinstance(hdim, int):
+        hdim = shifted(hdim)
+    elif isinstance(hdim, tuple):
+        hdim = tuple(map(shifted, hdim))
+    return replace(annotation, subgroups=tuple(groups), hdim=hdim)
+
+
+RESHARD = _compat.linear_identity("hetjax_reshard", _transpose, mapped=_mapped)
+"""The primitive: as a computation it is the identity; its gradient lies as its operand does.
+
+Under `jax.vmap` every value lies as annotated, so that the new axis is divided nowhere."""
 
 
 EARLY = "early"
