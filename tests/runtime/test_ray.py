@@ -25,9 +25,10 @@ from ray_jobs import (
     make_trainer,
 )
 
-from hetjax import InputError, RayOptions, Trainer
+from hetjax import InputError, RayOptions, Trainer, WorkerLostError
 from hetjax.mesh import KINDS
 from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.ray.ray_errors import telling
 from hetjax.runtime.ray.ray_executor import RayExecutor
 from hetjax.runtime.ray.ray_worker import computation_settings
 from hetjax.runtime.workers.job import transfers
@@ -240,6 +241,61 @@ def test_an_error_in_a_worker_comes_as_itself():
     assert type(caught.value) is ZeroDivisionError
     assert str(caught.value) == "only in a worker"
     assert "in faulty" in caught.value.__notes__[-1]
+
+
+class LockedError(Exception):
+    """Which cannot be pickled."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class KeyedError(Exception):
+    """Which cannot be made again of its arguments."""
+
+    def __init__(self, text: str, *, key: int):
+        super().__init__(f"{text} {key}")
+
+
+class Told:
+    """A worker that raises what it is told to raise."""
+
+    name = "stage 0"
+
+    @telling
+    def do(self, error: BaseException) -> None:
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (LockedError("no key"), "LockedError: no key"),
+        (KeyedError("odd", key=2), "KeyedError: odd 2"),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_an_error_that_would_not_arrive_is_told(error: BaseException, text: str):
+    with pytest.raises(RuntimeError, match=rf"^stage 0 has raised {text} \({__file__}:\d+\)$"):
+        Told().do(error)
+    for other in (InputError("a"), WorkerLostError("b", "c"), FileNotFoundError(2, "d", "e")):
+        with pytest.raises(type(other)):
+            Told().do(other)
+
+
+def test_a_loss_that_exits_in_a_worker_is_told():
+    driver = os.getpid()
+
+    def exiting(parameters: Any, batch: Any) -> Any:
+        if os.getpid() != driver:
+            raise SystemExit(3)
+        return loss(parameters, batch)
+
+    with pytest.raises(RuntimeError, match=r"^stage \d, host 0 has raised SystemExit: 3") as caught:
+        make_trainer("ray", loss_function=exiting)
+    assert "in exiting" in caught.value.__notes__[-1]
 
 
 def test_cores_are_checked():

@@ -42,6 +42,7 @@ from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.stream_carrier import StreamCarrier
 from hetjax.runtime.moves.wire_carrier import WireCarrier
 from hetjax.runtime.ray.ray_devices import given_devices
+from hetjax.runtime.ray.ray_errors import telling
 from hetjax.runtime.ray.ray_switching import StateExchange, devices_of_process
 from hetjax.runtime.workers.clocks import ClockReading, read_clock
 from hetjax.runtime.workers.device_workers import DeviceWorkers
@@ -172,6 +173,7 @@ class HostWorker:
             coordinator_bind_address=coordinator if process == 0 else None,
         )
 
+    @telling
     @seldom_collected()
     def build(
         self, job: Job, record: JobRecord, secret: bytes, carriers: Sequence[CarrierName]
@@ -323,12 +325,14 @@ class HostWorker:
         """Choose carriers by what they take on the links to other workers."""
         self.transport.choose_by(links, joined)
 
+    @telling
     def start(self) -> TraceRecord | None:
         """Make the initial state; what makes it is put on record, where that is a function."""
         for worker in self.workers.workers:
             worker.start(self.job.parameters)
         return parameters_record(self.job)
 
+    @telling
     def train_step(
         self, call: int, first_example: int, given: GivenRows | None, timed: bool
     ) -> list[StepReport]:
@@ -355,6 +359,7 @@ class HostWorker:
         """Run the following training steps in another order."""
         self.workers.use_schedule(schedule)
 
+    @telling
     def num_held_out(self) -> int | Exception:
         """How many held-out batches there are, or why they could not be read.
 
@@ -365,6 +370,7 @@ class HostWorker:
         except Exception as error:
             return _reason("held-out batches", error)
 
+    @telling
     def read_held_out(self, index: int) -> Exception | None:
         """Read a held-out batch before any worker computes with it; why it could not be read.
 
@@ -379,6 +385,7 @@ class HostWorker:
             return _reason(f"held-out batch {index}", error)
         return None
 
+    @telling
     def evaluate(self, call: int) -> list[tuple[float, ...] | None]:
         """The sums of what was read, as `StageWorker.evaluate` returns them for each stage."""
         assert self._held_out is not None
