@@ -96,6 +96,18 @@ def test_cross_attention_and_queries_that_see_nothing():
     assert not found[0][0, 2].any()
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_segments_of_64_bits_are_told_apart(dtype: str):
+    q, numbers = normal(0, 1, 5, 2, 4), np.array([[0, 0, 1, 1, 1]])
+    with jax.enable_x64(True):
+        wide = jnp.asarray(numbers.astype(dtype) << 32)
+        found = hetjax.attention(q, q, q, segment_ids=wide)
+        with pytest.raises(InputError, match=f"segment_ids: {dtype} and int32 .*: one dtype"):
+            hetjax.attention(q, q, q, segment_ids=(wide, wide.astype(jnp.int32)))
+    expected = hetjax.attention(q, q, q, segment_ids=jnp.asarray(numbers))
+    np.testing.assert_array_equal(found, expected)
+
+
 def causal(q: Any, k: Any, v: Any) -> jax.Array:
     return hetjax.attention(q, k, v, causal=True)
 

@@ -286,6 +286,23 @@ def test_a_softmax_with_a_derivative_of_somebodys_own_is_refused(name: str):
         matched.check()
 
 
+def test_segments_of_64_bits_are_told_apart():
+    def packed(q: jax.Array, segments: jax.Array) -> jax.Array:
+        same = segments[:, None, :, None] == segments[:, None, None, :]
+        weigh = of_some(lambda s, _: jax.nn.softmax(jnp.where(same, s, -1e9)))
+        return weigh(q, q, q)
+
+    with jax.enable_x64(True):
+        given = Q, jnp.asarray(np.asarray(SEGMENTS, np.uint64) << 32)
+        program = jax.make_jaxpr(packed)(*given)
+        matched = match_attention(program)
+        matched.check()
+        found, expected = (
+            _compat.eval_jaxpr(each, *given)[0] for each in (matched.program, program)
+        )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_exponentials_of_equal_calls_are_told_apart():
     def weigh(scores: jax.Array, seen: jax.Array) -> jax.Array:
         return damped_exp(scores) / jnp.sum(damped_exp(2 * scores), -1, keepdims=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.errors import InputError, shown
-from hetjax.sharding.attention.mask import Mask, Tokens, TokenSpan, positions_of
+from hetjax.sharding.attention.mask import Mask, Tokens, TokenSpan, positions_of, segment_numbers
 from hetjax.sharding.attention.primitive import bind_attention
 
 
@@ -45,7 +45,8 @@ def attention(
         window: how many tokens a query sees before and after its own: one number for both, or a
             pair; None for all.
         segment_ids: numbers of the sequences that are packed into one, int [batch..., tokens]; a
-            query sees keys of its own number. A pair where keys have other numbers than queries.
+            query sees keys of its own number. A pair where keys have other numbers than queries,
+            of one dtype where either has 64 bits.
         scale: what scores are multiplied by; 1 / sqrt(head size) unless given.
         **flax: what `flax.nnx.MultiHeadAttention` passes beside these: ``is_causal`` is
             ``causal``; a mask, a bias, dropout and sown weights are refused.
@@ -194,5 +195,10 @@ def _segments(given: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, Any]:
                 f"segment_ids: {array.dtype} {array.shape} is not allowed for the {side}: "
                 f"integers {shape}, or a pair of those of queries and keys"
             )
-    queries, keys = pair
-    return queries.astype(jnp.int32), keys.astype(jnp.int32)
+    queries, keys = map(segment_numbers, pair)
+    if queries.dtype != keys.dtype:
+        raise InputError(
+            f"segment_ids: {pair[0].dtype} and {pair[1].dtype} are not allowed: one dtype where "
+            "either has 64 bits"
+        )
+    return queries, keys

@@ -101,8 +101,9 @@ class Tokens:
         spans: their positions, where these are known before the program runs: then nothing is
             computed where no query sees a key, and nothing is compared where each sees all.
         positions: the same as data, int32 [tokens]; None where there are spans, or no mask.
-        segments: which segment of a packed sequence they are of, int32 [..., tokens], with the
-            leading axes of the queries; tokens of unlike segments do not see each other.
+        segments: which segment of a packed sequence they are of, [..., tokens], as
+            `segment_numbers` gives them, with the leading axes of the queries; tokens of unlike
+            segments do not see each other.
     """
 
     spans: Spans | None = None
@@ -114,6 +115,15 @@ class Tokens:
         if self.positions is not None or self.spans is None:
             return self.positions
         return positions_of(self.spans)
+
+
+def segment_numbers(given: Any) -> Any:
+    """The numbers of segments as int32, or as they are where they have 64 bits.
+
+    Args:
+        given: whole numbers of any shape.
+    """
+    return given if given.dtype.itemsize > 4 else given.astype(jnp.int32)
 
 
 ANYWHERE = Tokens()

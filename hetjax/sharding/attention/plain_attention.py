@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from hetjax import _compat
 from hetjax.sharding.attention.forms import Data, Near, Same
-from hetjax.sharding.attention.mask import Mask, Tokens, TokenSpan, positions_of
+from hetjax.sharding.attention.mask import Mask, Tokens, TokenSpan, positions_of, segment_numbers
 from hetjax.sharding.attention.primitive import bind_attention
 from hetjax.sharding.attention.softmax_chain import OF_MASK, Scores
 
@@ -143,7 +143,7 @@ class PlainAttention:
         shape = [self.sizes[name] if name in part.dims else 1 for name in names]
         found = _arranged(array, places, shape)
         whole = [*self._sized(self.batch), math.prod(self._sized(atoms))]
-        return jnp.broadcast_to(found, whole).astype(jnp.int32)
+        return segment_numbers(jnp.broadcast_to(found, whole))
 
 
 def _arranged(array: Any, places: Sequence[int], shape: Sequence[int]) -> Any:

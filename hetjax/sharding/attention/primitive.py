@@ -2,9 +2,9 @@
 
 Its operands are queries [..., T, N, H], keys [..., S, G, H] and values [..., S, G, V]; then the
 positions of both, int32 [T] and [S], where there is a mask by them; then the segments of both,
-int32 [..., T] and [..., S], where there are some. It makes the result [..., T, N, V] and the
-log-sum-exp of the scores [..., T, N]. The backward equation takes these two as well, and the
-result's cotangent, and makes the gradients of the first three operands.
+[..., T] and [..., S], int32 or of 64 bits, where there are some. It makes the result [..., T, N, V]
+and the log-sum-exp of the scores [..., T, N]. The backward equation takes these two as well, and
+the result's cotangent, and makes the gradients of the first three operands.
 """
 
 from __future__ import annotations
