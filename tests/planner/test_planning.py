@@ -230,6 +230,13 @@ def test_a_layer_that_is_too_large_is_named():
     assert "layer 0 of 8 is too large for any device of cluster 'test'" in message
     assert re.search(r"needs [\d.]+ MB a device on 1x4 fast, [\d.]+ times", message)
     assert "less state than 8 bytes a parameter" in message
+    # By any schedule a stage holds a microbatch.
+    assert "schedule" not in message
+
+
+def test_only_what_could_help_a_layer_that_is_too_large_is_named():
+    with pytest.raises(InputError, match="What would help: more devices, or devices with more"):
+        planner.DynamicProgram().plan(problem_of(two_kinds(10**3, 10**3)))
 
 
 def test_a_model_that_fits_nowhere_is_told_what_it_needs():

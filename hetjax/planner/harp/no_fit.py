@@ -15,7 +15,7 @@ from hetjax.planner.harp.table_making import (
     submesh_shapes,
 )
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.execution import Execution, parameter_bytes
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
 from hetjax.planner.work.repeating_layers import runs_by_repetition
@@ -65,7 +65,7 @@ def does_not_fit(problem: PlanningProblem) -> str:
         f"the model does not fit on cluster {problem.cluster.name!r} by any plan: about "
         f"{factor:.3g} times its memory is needed. The plan that comes nearest: "
         + "; ".join(lines)
-        + f". What would help: {', '.join(_remedies(problem))}"
+        + f". What would help: {', '.join(_remedies(problem, candidate))}"
     )
 
 
@@ -75,28 +75,36 @@ def _too_large(problem: PlanningProblem, runs: Runs) -> str | None:
     for layer in range(problem.num_layers):
         run = layer, layer + 1
         if not any((cut.limits_of(run) > 0).any() for cuts in table.slices for cut in cuts):
-            share, need, execution = min(_needs(problem, runs, layer), key=lambda each: each[0])
+            needs = [*_needs(problem, runs, layer)]
+            share, need, _, execution = min(needs, key=lambda each: each[0])
+            helps = _less_memory(problem) if any(bare <= 1 for _, _, bare, _ in needs) else []
             return (
                 f"layer {layer} of {problem.num_layers} is too large for any device of cluster "
                 f"{problem.cluster.name!r}: a stage of it alone needs {format_bytes(int(need))} a "
                 f"device on {execution.shape[0]}x{execution.shape[1]} {execution.subcluster}, "
                 f"{share:.3g} times what may be used of one. What would help: "
-                f"{', '.join(_remedies(problem))}"
+                f"{', '.join([*helps, *_OTHER_REMEDIES])}"
             )
     return None
 
 
 def _needs(
     problem: PlanningProblem, runs: Runs, layer: int
-) -> Iterator[tuple[float, float, Execution]]:
-    """By any way to run a layer as a stage: its memory over what a device has, and in bytes."""
+) -> Iterator[tuple[float, float, float, Execution]]:
+    """By any way to run a layer as a stage: its memory over what a device has, and in bytes.
+
+    Yields:
+        These, what its parameters and gradients alone are over what a device has, and the way.
+    """
     by_repetition = runs_by_repetition(runs, problem.repeatable_layers)
     alone = {repeats: each.of((layer, layer + 1)) for repeats, each in by_repetition.items()}
     for subcluster in problem.cluster.subclusters:
         for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
             for option in execution_options(problem, subcluster, shape):
-                need = float(estimate(problem, alone[option.repeats], option).memory_bytes(1))
-                yield need / (USABLE_MEMORY * subcluster.kind.memory_bytes), need, option
+                run, usable = alone[option.repeats], USABLE_MEMORY * subcluster.kind.memory_bytes
+                need = float(estimate(problem, run, option).memory_bytes(1))
+                bare = float(parameter_bytes(problem.program, 0.0, run, option).held)
+                yield need / usable, need, bare / usable, option
 
 
 _MOST_MEMORY = 2.0**40
@@ -125,20 +133,32 @@ def _least_memory(
     return fits
 
 
-def _remedies(problem: PlanningProblem) -> list[str]:
+_OTHER_REMEDIES = "more devices, or devices with more memory", "a smaller model"
+"""What helps whatever it is that does not fit."""
+
+
+def _remedies(problem: PlanningProblem, nearest: Candidate) -> list[str]:
+    """What would help a plan of several layers."""
+    remedies, counts = _less_memory(problem), nearest.warm_up_counts
+    # 1F1B holds a microbatch for each stage from here to the last one.
+    if any(count > len(counts) - s for s, count in enumerate(counts)):
+        remedies.append(f"schedule = '1f1b', which holds less than {problem.options.schedule!r}")
+    if problem.options.max_stages is not None:
+        remedies.append(f"more stages than max_stages = {problem.options.max_stages}")
+    return [*remedies, *_OTHER_REMEDIES]
+
+
+def _less_memory(problem: PlanningProblem) -> list[str]:
+    """What leaves less in memory beside parameters and gradients, of any layer."""
     remedies = []
     if problem.microbatch_size > 1:
         remedies.append(f"more microbatches than num_microbatches = {problem.num_microbatches}")
     if not problem.options.allow_recompute:
         remedies.append("recomputation, which allow_recompute = False rules out")
-    if problem.warm_up_schedule != "1f1b":
-        remedies.append(f"schedule = '1f1b', which holds less than {problem.options.schedule!r}")
-    if problem.options.max_stages is not None:
-        remedies.append(f"more stages than max_stages = {problem.options.max_stages}")
     if problem.optimizer_bytes > 0:
         remedies.append(
             f"an optimizer with less state than {problem.optimizer_bytes:.3g} bytes a parameter"
         )
         if all(each.host_memory_bytes is None for each in problem.cluster.subclusters):
             remedies.append("host_memory in the cluster, to which its state can be offloaded")
-    return [*remedies, "more devices, or devices with more memory", "a smaller model"]
+    return remedies

@@ -73,5 +73,6 @@ def _solved(name: str, sizes: Sequence[Size | str], total: int, known: Mapping[s
         if found == total:
             return number
     raise InputError(
-        f"symbols: no number of {name!r} makes {', '.join(map(str, sizes))} add up to {total}"
+        f"symbols: no number of {name!r} of 1 or more makes {', '.join(map(str, sizes))} add up "
+        f"to {total}"
     )
