@@ -111,7 +111,7 @@ def find_context(
             even = Chosen(count, choice)
             pair = beside.get(name, even), even
             beside[name] = min(pair, key=lambda each: each.choice.schedule.seconds)
-        if notes_of(problem):
+        if notes_of(problem, problems.program):
             # Another number of microbatches is another loss: the fewest that fit.
             break
     one: tuple[Chosen, Plan] | None = None
@@ -127,15 +127,15 @@ def find_context(
     searched = time.perf_counter() - began
     if several is not None:
         problem, plan = several
-        notes = (_beside_one(one and one[1]), *_without_sharing(plan), *notes_of(problem))
+        notes = (_beside_one(one and one[1]), *_without_sharing(plan))
         seconds, choice = plan.predicted.step_time, None
     elif one is not None:
         (count, choice), plan = one
         problem, seconds = problems.traced(count), choice.schedule.seconds
-        notes = notes_of(problem)
+        notes = ()
     else:
         raise errors[-1]
-    plan = replace(plan, notes=notes)
+    plan = replace(plan, notes=(*notes, *notes_of(problem, problems.program)))
     made = Found(plan, seconds, seconds, 0, problem.profile_seconds, searched)
     others = {name: each.choice for name, each in beside.items()}
     return ContextFound(problem, made, choice, others)
@@ -148,7 +148,7 @@ def _several(
 
     Where another number is another loss, those of the fewest that fit.
     """
-    is_one_loss = not notes_of(problems.traced(counts[0]))
+    is_one_loss = not notes_of(problems.traced(counts[0]), problems.program)
     for each in [counts] if is_one_loss else [[count] for count in counts]:
         found = _best_pipelines(problems, each, most_stages, one)
         if found is not None:

@@ -27,8 +27,8 @@ from hetjax.planner.harp.microbatches import (
     choose_among,
     coupling_among,
     divisors,
-    fewest_note,
     notes_of,
+    notes_of_chosen,
 )
 from hetjax.planner.problem.problems import Problems
 from hetjax.planner.profiler import ProfileDatabase, num_to_measure
@@ -113,7 +113,7 @@ def find_plan(
         found = planner.find(problem)
         if found is None:
             raise InputError(does_not_fit(problem))
-        found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
+        found = replace(found, plan=replace(found.plan, notes=notes_of(problem, problems.program)))
         return Planned(problem, found, counts, problems)
     if database is not None:
         measured = [n for n in counts if problems.of(n).profile.measurements]
@@ -198,11 +198,10 @@ def _looked_at(
         assert refused is not None, "some number of microbatches is tried"
         raise refused
     problem, best = min(found, key=lambda each: each[1].step_time)
-    count = problem.num_microbatches
-    notes = notes_of(problem) if coupling is None else (fewest_note(coupling, count),)
+    notes = notes_of_chosen(problem, counts, coupling, problems.program)
     best = replace(best, plan=replace(best.plan, notes=(*best.plan.notes, *notes)))
     # Where numbers change the loss, parts of the cluster are compared for the same one.
-    of = tuple(counts[:tried]) if coupling is None else (count,)
+    of = tuple(counts[:tried]) if coupling is None else (problem.num_microbatches,)
     return Planned(problem, best, of, problems)
 
 

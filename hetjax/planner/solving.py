@@ -140,6 +140,7 @@ def plan(
             has_aux=has_aux,
             options=options,
         )
+    divides_sequences = isinstance(planner, HexiSeqPlanner)
     ask = functools.partial(
         make_problem,
         loss_function,
@@ -149,29 +150,31 @@ def plan(
         optimizer=optimizer,
         has_aux=has_aux,
         options=options,
-        divides_sequences=isinstance(planner, HexiSeqPlanner),
+        divides_sequences=divides_sequences,
     )
+
+    def trace(count: int) -> Program:
+        how = {"has_aux": has_aux, "divides_sequences": divides_sequences}
+        return trace_microbatch(loss_function, parameters, batch, count, **how)[0]
+
     if num_microbatches is None:
-        trace = functools.partial(
-            trace_microbatch, loss_function, parameters, batch, has_aux=has_aux
-        )
         return _with_chosen_number(ask, trace, num_examples(batch))
     problem = ask(num_microbatches=num_microbatches)
     made = solve(problem, planner)
     check_reshards(made, problem.program)
-    return replace(made, notes=(*made.notes, *notes_of(problem)))
+    return replace(made, notes=(*made.notes, *notes_of(problem, trace)))
 
 
 def _with_chosen_number(
     ask: Callable[..., PlanningProblem],
-    trace: Callable[..., tuple[Program, int]],
+    trace: Callable[[int], Program],
     batch_size: int,
 ) -> Plan:
     """The plan with the number of microbatches that the planner chooses."""
     counts = divisors(batch_size)
     problems = Problems(
         lambda count: ask(num_microbatches=count),
-        lambda count: trace(num_microbatches=count)[0],
+        trace,
         batch_size,
         counts,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import hetjax
 from hetjax import planner
 from hetjax.commands import planning
 from hetjax.errors import InputError
@@ -122,6 +124,52 @@ def test_a_sum_is_taken_for_a_mean_and_so_is_left_whole():
     plan = planner.plan(total, WEIGHTS, ROWS, cluster=cluster_of(), optimizer=SGD)
     assert plan.pipeline.num_microbatches == 1
     assert "how many examples its microbatch has" in plan.notes[0]
+
+
+def attending(weight: jax.Array, x: jax.Array) -> jax.Array:
+    heads = (x @ weight).reshape(*x.shape[:2], 2, 4)
+    logits = hetjax.attention(heads, heads, heads, causal=True).reshape(x.shape)
+    labels = jnp.argmax(x, axis=-1)
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+
+def centred(weight: jax.Array, x: jax.Array) -> jax.Array:
+    return attending(weight, x - jnp.mean(x, axis=0))
+
+
+def by_place(weight: jax.Array, x: jax.Array) -> jax.Array:
+    return attending(weight, x * jnp.arange(x.shape[0], dtype=x.dtype)[:, None, None])
+
+
+def of_one(weight: jax.Array, x: jax.Array) -> jax.Array:
+    return attending(weight, x.reshape(1, 64, 8))
+
+
+ALONE: dict[str, tuple[Callable[[jax.Array, jax.Array], jax.Array], str]] = {
+    "each by itself": (attending, ""),
+    "the batch's mean": (centred, "the others of its microbatch"),
+    "by place": (by_place, "its place in the microbatch"),
+    "written for one example": (of_one, ""),
+}
+
+
+@pytest.mark.parametrize("maker", [DynamicProgram(), planner.HexiSeqPlanner()])
+@pytest.mark.parametrize("name", ALONE)
+def test_microbatches_of_one_example_are_looked_at_by_larger_ones(
+    name: str, maker: planner.Planner
+):
+    function, cause = ALONE[name]
+    plan = planner.plan(
+        function,
+        jax.ShapeDtypeStruct((8, 8), jnp.float32),
+        jax.ShapeDtypeStruct((4, 64, 8), jnp.float32),
+        cluster=cluster_of(),
+        optimizer=SGD,
+        num_microbatches=4,
+        planner=maker,
+    )
+    assert len(plan.notes) == (1 if cause else 0)
+    assert all(cause in note and "than 4 may be another loss" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize("given", ["planner", "annotations"])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hetjax.errors import InputError
+from hetjax.pipeline.program.traced_program import Program
 from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
 from hetjax.planner.harp.no_fit import does_not_fit
 from hetjax.planner.harp.table_making import submesh_shapes
@@ -173,18 +174,13 @@ def _fewest(
             told(place + 1, len(counts), f"microbatches of {problem.microbatch_size}")
         if found is not None:
             step_times[count] = found.step_time
-            plan = replace(found.plan, notes=(fewest_note(coupling, count),))
+            plan = replace(found.plan, notes=(_fewest_note(coupling, count),))
             return Choice(traced(count), replace(found, plan=plan), step_times)
     raise InputError(does_not_fit(problem_for(max(counts))))
 
 
-def fewest_note(coupling: Coupling, count: int) -> str:
-    """What is to be known of a plan with the fewest microbatches that fit.
-
-    Args:
-        coupling: why another number may be another loss.
-        count: how many there are.
-    """
+def _fewest_note(coupling: Coupling, count: int) -> str:
+    """What is to be known of a plan with the fewest microbatches that fit."""
     return (
         f"{count} microbatch{'es' if count > 1 else ''}, the fewest that fit: {coupling}, so "
         f"another number may be another loss; train.microbatches (num_microbatches in Python) sets "
@@ -192,20 +188,60 @@ def fewest_note(coupling: Coupling, count: int) -> str:
     )
 
 
-def notes_of(problem: PlanningProblem) -> tuple[str, ...]:
+def notes_of(problem: PlanningProblem, trace: Callable[[int], Program]) -> tuple[str, ...]:
     """What is to be known of a plan with the number of microbatches that was asked for.
 
     Args:
         problem: what is planned.
+        trace: the traced program for a number of microbatches.
 
     Returns:
         A sentence where another number may be another loss.
     """
     count = problem.num_microbatches
-    coupling = coupling_of(problem.program) if count > 1 else None
+    if count == 1:
+        return ()
+    program = problem.program if problem.microbatch_size > 1 else _of_several(count, trace)
+    coupling = program and coupling_of(program)
     if coupling is None:
         return ()
     return (f"{coupling}, so another number of microbatches than {count} may be another loss",)
+
+
+def _of_several(batch_size: int, trace: Callable[[int], Program]) -> Program | None:
+    """The program for microbatches of the fewest examples above one.
+
+    Of one example it cannot always be told which dimension is that of the examples.
+
+    Returns:
+        None where the loss cannot be traced so: then it is one of single examples.
+    """
+    try:
+        return trace(divisors(batch_size)[-2])
+    except Exception:  # Whatever it is: the loss could be traced for one example.
+        return None
+
+
+def notes_of_chosen(
+    problem: PlanningProblem,
+    counts: Sequence[int],
+    coupling: Coupling | None,
+    trace: Callable[[int], Program],
+) -> tuple[str, ...]:
+    """What is to be known of a plan whose number of microbatches was chosen among some.
+
+    Args:
+        problem: what is planned, with the number that was chosen.
+        counts: what it was chosen from; one where it was asked for.
+        coupling: what `coupling_among` says of them.
+        trace: as for `notes_of`.
+
+    Returns:
+        A sentence where another number may be another loss.
+    """
+    if coupling is not None:
+        return (_fewest_note(coupling, problem.num_microbatches),)
+    return notes_of(problem, trace) if len(counts) == 1 else ()
 
 
 def look_at(

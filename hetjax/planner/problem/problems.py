@@ -62,6 +62,11 @@ class Problems:
             self._traced[count] = made or self._state(count)
         return self._traced[count]
 
+    def program(self, count: int) -> Program:
+        """The traced program of a number of microbatches, for which no problem is stated."""
+        made = self._traced.get(count)
+        return self._trace(count) if made is None else made.program
+
     def _confirmed(self, before: PlanningProblem) -> PlanningProblem | None:
         """A problem with its traced program; None where that is another one."""
         program = self._trace(before.num_microbatches)
