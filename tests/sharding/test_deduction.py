@@ -265,6 +265,23 @@ def test_reshard_lays_arrays_out_and_moves_them():
         reshard(value[:4], halves)
 
 
+def test_numpy_and_jax_take_the_whole_of_a_union_array():
+    value = np.arange(6, dtype=np.float32)
+    halves = HSharding((Subgroup((0,), (), P()), Subgroup((3,), (), P())), 0, (4, 2))
+    array = HArray.of(value, halves)
+    for whole in (np.asarray(array), jnp.asarray(array), np.asarray(array, np.float64)):
+        np.testing.assert_array_equal(whole, value)
+    assert np.asarray(array, np.float64).dtype == np.float64
+    with pytest.raises(InputError, match="copy: False is not allowed"):
+        np.asarray(array, copy=False)
+    odd: Any = array
+    with pytest.raises(TypeError, match="'HArray' object is not iterable"):
+        list(odd)
+    for device in (1, "a", slice(0, 2), [0]):
+        with pytest.raises(InputError, match=r"has no shard; allowed: devices \[0, 3\]"):
+            odd[device]
+
+
 def test_an_input_must_lie_as_its_annotation_says():
     program = specialize(deduce(jax.make_jaxpr(jnp.tanh)(np.ones(6, np.float32)), [EARLY]))
     runner = LocalProgram(program)

@@ -12,10 +12,10 @@ from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 from jaxtyping import Num
 
 from hetjax import _compat
-from hetjax.errors import InputError, shown
+from hetjax.errors import InputError, is_whole, shown
 from hetjax.runtime.moves.local_move import LocalMove
 from hetjax.sharding.annotation.annotation import HSharding
-from hetjax.sharding.annotation.subgroup import Shard, Subgroup
+from hetjax.sharding.annotation.subgroup import Shard, Subgroup, shown_devices
 from hetjax.sharding.deduction.reshard import checked_annotations
 from hetjax.sharding.deduction.reshard import reshard as traced_reshard
 from hetjax.sharding.resolution.network import Network
@@ -115,8 +115,26 @@ class HArray:
         return next(iter(self._shards.values())).dtype
 
     def __getitem__(self, device: int) -> jax.Array:
-        """The shard of a device, by the device's number."""
+        """The shard of a device, by the device's number.
+
+        Raises:
+            InputError: the array does not lie on it.
+        """
+        if not is_whole(device) or device not in self._shards:
+            raise InputError(
+                f"device: {shown(device)} has no shard; allowed: devices "
+                f"{shown_devices(sorted(self._shards))}"
+            )
         return self._shards[device]
+
+    # Python would take numbers from 0 for an array's rows, and they are devices.
+    __iter__ = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The whole array, for NumPy and JAX; see `numpy`."""
+        if copy is False:
+            raise InputError("copy: False is not allowed: the whole is put together of its shards")
+        return np.asarray(self.numpy(), dtype)
 
     def numpy(self) -> Num[np.ndarray, ...]:
         """The whole array, partial sums added up."""
