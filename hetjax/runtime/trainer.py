@@ -265,7 +265,12 @@ class Trainer:
             raise InputError(f"schedule is {shown(schedule)}; give a hetjax Schedule, not its name")
         plan = self.plan.with_schedule(schedule)
         validate(plan)
-        self._executor.use_schedule(schedule)
+        try:
+            self._executor.use_schedule(schedule)
+        except BaseException:
+            # Some workers may have it: by two schedules they would wait for each other.
+            self._executor.use_schedule(self.plan.pipeline.schedule)
+            raise
         self.plan = plan
 
     @_one_at_a_time

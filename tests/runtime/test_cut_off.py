@@ -24,8 +24,10 @@ from ray_jobs import (
 
 from hetjax import CheckpointError, InputError, Trainer
 from hetjax.data import synthetic
+from hetjax.pipeline.schedules.warm_up import gpipe
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver
+from hetjax.runtime.local import local_executor
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.ray.ray_worker import HostWorker
 from hetjax.runtime.workers.device_workers import DeviceWorkers
@@ -294,6 +296,27 @@ def test_an_evaluation_that_is_interrupted_ends_before_the_next_step(
             trainer.evaluate()
         assert running
         threading.Timer(0.3, release.set).start()
+        assert trainer.train_step().loss == another.train_step().loss
+
+
+def test_a_schedule_that_was_interrupted_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    wait, cut_off = local_executor.wait, [True]
+
+    def interrupting(futures: Any, **options: Any) -> Any:
+        found = wait(futures, **options)
+        if options and cut_off:
+            raise KeyboardInterrupt(cut_off.pop())
+        return found
+
+    with make(DATA) as trainer, make(DATA) as another:
+        executor, plan = trainer._executor, trainer.plan
+        assert isinstance(executor, LocalExecutor)
+        monkeypatch.setattr(local_executor, "wait", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.use_schedule(gpipe(2, plan.pipeline.num_microbatches))
+        assert trainer.plan == plan
+        used = {each.placement.plan.pipeline.schedule for each in executor.workers}
+        assert used == {plan.pipeline.schedule}
         assert trainer.train_step().loss == another.train_step().loss
 
 
