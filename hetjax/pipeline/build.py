@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
+from hetjax import _compat
+from hetjax.errors import InputError
 from hetjax.pipeline.program.loss import abstract, accumulator_dtype, path_names
 from hetjax.pipeline.program.loss_seed import loss_seed
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
@@ -222,13 +224,15 @@ def cut_pipelines(
         The pipelines, with neither programs nor messages.
 
     Raises:
-        InputError: the optimizer cannot be divided so.
+        InputError: the optimizer cannot be divided so, or a value that crosses has a dtype of less
+            than a byte.
     """
     leaves, tree = jax.tree.flatten(abstract(parameters))
     stages: list[Stage] = []
     first_stages = [0]
     for traced, each in zip(programs, cuts, strict=True):
         found = cut(traced, each.boundaries)
+        _check_crossing(traced, found)
         stages += [replace(stage, index=first_stages[-1] + stage.index) for stage in found]
         first_stages.append(len(stages))
 
@@ -298,6 +302,28 @@ def cut_pipelines(
         update=by_rows.flat,
         loss_seed=seed,
     )
+
+
+def _check_crossing(program: Program, stages: Sequence[Stage]) -> None:
+    """Check that JAX can move what stages send: it loses how parts of bytes are packed."""
+    for stage in stages:
+        for value in stage.sends:
+            aval = program.avals[value]
+            if not _is_less_than_a_byte(aval.dtype):
+                continue
+            made = next(step for step in program.steps if value in step.outputs)
+            where = "" if made.equation is None else f" at {_compat.source_line(made.equation)}"
+            raise InputError(
+                f"plan: the value {aval.dtype}{list(aval.shape)} that {made.name!r} makes{where} "
+                f"crosses from stage {stage.index} to the next; allowed: dtypes of whole bytes. "
+                f"Cast it to int8 where it is made, or cut elsewhere"
+            )
+
+
+def _is_less_than_a_byte(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits < 8
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8
 
 
 def _differentiate(

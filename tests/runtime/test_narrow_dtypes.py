@@ -1,4 +1,4 @@
-"""Floats of few exponents: what plain JAX trains is trained, however many examples there are."""
+"""Narrow dtypes: what plain JAX trains is trained, however many examples there are, or refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import optax
 import pytest
 from cases import CLUSTER
 
-from hetjax import Trainer
+from hetjax import InputError, Trainer
 from hetjax.mesh import SubMesh
 from hetjax.pipeline import trace
 from hetjax.pipeline.program.loss_seed import loss_seed
@@ -99,3 +99,38 @@ def test_floats_inside_of_a_loop_count():
         return jnp.mean(jax.lax.scan(body, x, length=3)[0])
 
     assert loss_seed([trace(loss, jnp.ones(WIDTH), jnp.ones((5, WIDTH)))], [2]) == 1 / 8
+
+
+def with_signs(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """What the first product gives is needed at the end, too, as whole numbers of four bits."""
+    first = jnp.tanh(x @ weights[0])
+    signs = (jax.lax.stop_gradient(first) * 7).astype(jnp.int4)
+    return jnp.mean((jnp.tanh(first @ weights[1]) * signs.astype(first.dtype)) ** 2)
+
+
+def test_a_value_of_half_a_byte_that_crosses_is_refused_with_its_line():
+    weights, optimizer = parameters(np.float32), optax.sgd(0.1)
+    program = trace(with_signs, weights, batch(0)[:SMALL])
+    names = [step.name for step in program.steps]
+    crosses = names.index("dot_general", names.index("dot_general") + 1)
+    end = program.num_positions
+
+    def trainer(layers: tuple[int, ...]) -> Trainer:
+        stages = tuple(
+            StagePlan.on((stage, stage + 1), SubMesh("first", stage, (1, 1)), (1, 1))
+            for stage in range(len(layers) - 1)
+        )
+        pipeline = PipelinePlan(stages, 1, SMALL, one_f_one_b(len(stages), 1))
+        plan = Plan(program.fingerprint, layers, CLUSTER, (pipeline,))
+        return Trainer(plan, with_signs, weights, optimizer, batch(0)[:SMALL])
+
+    message = (
+        rf"the value int4\[16, 8\] that 'convert_element_type' makes at {__file__}:\d+ crosses"
+    )
+    with pytest.raises(InputError, match=message):
+        trainer((0, crosses, end))
+    for layers in ((0, 1, end), (0, end)):
+        with trainer(layers) as allowed:
+            found = allowed.train_step(batch(0)[:SMALL]).loss
+        expected = float(with_signs(weights, jnp.asarray(batch(0)[:SMALL])))
+        assert found == pytest.approx(expected, rel=1e-6)
