@@ -6,6 +6,7 @@ A new JAX release that moves one of these is mended here and nowhere else.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import socket
 import stat
@@ -413,10 +414,11 @@ def source_line(equation: JaxprEqn) -> str:
 def source_lines(equation: JaxprEqn) -> tuple[str, ...]:
     """The lines of the user's program that led to an equation, the innermost first."""
     traceback = equation.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    # Farther out are the lines of who asks for a derivative, as a planner does.
+    led = itertools.takewhile(lambda frame: Path(frame.file_name) != _ASKS, frames)
     return tuple(
-        f"{frame.file_name}:{frame.line_num}"
-        for frame in (traceback.frames if traceback is not None else ())
-        if _is_users(Path(frame.file_name))
+        f"{frame.file_name}:{frame.line_num}" for frame in led if _is_users(Path(frame.file_name))
     )
 
 
@@ -430,6 +432,9 @@ _CALLED = frozenset(
     Path(__file__).parent / part for part in ("_compat.py", "sharding", "runtime/moves")
 )
 """Where `hetjax.reshard` and `hetjax.attention` are, which a line of the user's program calls."""
+
+_ASKS = Path(__file__).parent / "pipeline/program/opened_equations.py"
+"""Where derivatives of calls are traced."""
 
 
 def is_transposed(equation: JaxprEqn) -> bool:

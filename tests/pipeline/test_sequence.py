@@ -307,8 +307,24 @@ summed_tangent.defjvps(lambda t, ans, x: jnp.cumsum(t, 1))
 )
 def test_calls_that_depend_on_the_order_of_tokens_are_refused(inner: Any, problem: str):
     table = np.ones((LENGTH, WIDTH), np.float32)
-    with pytest.raises(InputError, match=rf"loss: .*{problem}"):
+    with pytest.raises(InputError, match=rf"loss: .*{problem}") as refused:
         token_dimensions(program_of(inner, table=table))
+    assert f" at {__file__}:" in str(refused.value)
+
+
+def test_a_reshape_that_merges_examples_and_tokens_is_refused_with_what_to_do():
+    with pytest.raises(InputError, match=r"reshape at .*test_sequence.* makes one dimension of"):
+        token_dimensions(program_of(lambda x, _: x.reshape(-1, WIDTH).reshape(x.shape)))
+
+
+def test_sequences_of_one_token_are_refused():
+    def loss(parameters: Any, batch: Any) -> jax.Array:
+        return jnp.mean(attend(batch @ parameters))
+
+    shape = jax.ShapeDtypeStruct((3, 1, WIDTH), np.dtype(np.float32))
+    program = trace(loss, np.eye(WIDTH, dtype=np.float32), shape)
+    with pytest.raises(InputError, match=r"attention at .*test_sequence.* sequences of 1 token"):
+        token_dimensions(program)
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         masked(lambda s, i, j: s - jnp.where(j <= i, 0.0, -1e9)),
         "its mask is added",
     ),
+    "made twice": (
+        masked(lambda s, i, j: jnp.where(i // 2 == j // 2, s, -1e9)),
+        "its mask compares queries' segments with another array",
+    ),
     "far": (
         masked(lambda s, i, j: jnp.where(jnp.abs(i - j) > 1, s, -1e9)),
         "its mask is not full",

@@ -251,6 +251,12 @@ class _TokenWalk:
             self.taken.append((each, place, dimension))
 
     def _goes_along(self, each: OpenedEquation, where: str = "") -> InputError:
+        if each.name == "reshape":
+            return self._problem(
+                each,
+                "makes one dimension of them and of others, or several of theirs (products and "
+                "losses take [batch, tokens, ...] as it is)",
+            )
         has_rule = each.equation is not None and signature_of(each.equation) is not None
         why = "" if has_rule else "has no sharding rule, so it "
         return self._problem(each, f"{why}goes along them{where}")
@@ -346,6 +352,12 @@ def _attended(each: OpenedEquation) -> Iterator[tuple[Any, int, OpenedEquation]]
         return
     assert each.equation is not None
     found = attention_of(each.equation, each.operands)
+    query: Any = each.equation.invars[0].aval
+    if query.shape[found.token_dimension] == 1:
+        raise InputError(
+            f"loss: an attention at {each.line} has sequences of 1 token, which members cannot "
+            "share; allowed: 2 or more"
+        )
     for value in (found.query, found.key, found.value, *found.segments, *each.results):
         yield value, found.token_dimension, each
 

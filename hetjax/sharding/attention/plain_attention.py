@@ -311,8 +311,11 @@ def _segments_of(
         raise UnknownAttentionError("its mask has more than one kind of segments")
     (same,) = found
     if same.first.base is not same.second.base:
-        # Zeros, or the mean of all values: attention and a softmax differ there.
-        raise UnknownAttentionError("queries whose segment no key is of see nothing")
+        # Where a query sees nothing, attention gives zeros, and a softmax the mean of all values.
+        raise UnknownAttentionError(
+            "its mask compares queries' segments with another array of keys' segments, in which a "
+            "query's may be missing (one array for both is known)"
+        )
     sides = sorted((same.first, same.second), key=lambda side: axis in side.dims)
     for side, own in zip(sides, (queries, (axis,)), strict=True):
         names = {name for name in side.dims if name is not None}
