@@ -13,7 +13,7 @@ from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
 from hetjax.mesh.quantities import format_seconds
 from hetjax.planner import Found, Plan, PlanningProblem
-from hetjax.planner.harp.microbatches import notes_of
+from hetjax.planner.harp.microbatches import coupling_among, notes_of_chosen
 from hetjax.planner.hexiseq.context_choice import ContextChoice
 from hetjax.planner.hexiseq.context_pipelines import MOST_STAGES, context_pipelines
 from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
@@ -33,12 +33,14 @@ class ContextFound:
         choice: the split; None where the plan is of pipelines, of whose stages each has its own.
         beside: ring attention, Ulysses and USP, each with its best number of microbatches; those
             that are legal and fit.
+        compared: the numbers of microbatches that it was chosen from, which are the same loss.
     """
 
     problem: PlanningProblem
     found: Found
     choice: ContextChoice | None
     beside: Mapping[str, ContextChoice]
+    compared: tuple[int, ...]
 
 
 def check_context_settings(settings: Configuration) -> None:
@@ -77,13 +79,16 @@ def check_context_settings(settings: Configuration) -> None:
 
 
 def find_context(
-    problems: Problems, counts: Sequence[int], settings: PlannerSettings
+    problems: Problems, batch_size: int, counts: Sequence[int], settings: PlannerSettings
 ) -> ContextFound:
     """The best context split for some numbers of microbatches, or pipelines of such.
 
+    Where another number is another loss, that of the fewest that fit.
+
     Args:
         problems: the problem for each of them, with sequences that may be divided.
-        counts: the numbers.
+        batch_size: examples in a step.
+        counts: the numbers, rising.
         settings: the planner's: which system, and how many stages pipelines may have.
 
     Returns:
@@ -93,15 +98,31 @@ def find_context(
         InputError: the model has no attention, something in it goes along the sequence, or nothing
             fits.
     """
+    coupling = coupling_among(problems.traced, batch_size, counts)
+    refused: DoesNotFitError | None = None
+    for each in [counts] if coupling is None else [[count] for count in counts]:
+        try:
+            made = _fastest(problems, each, settings)
+        except DoesNotFitError as error:
+            refused = error
+            continue
+        plan = made.found.plan
+        notes = notes_of_chosen(made.problem, counts, coupling, problems.program)
+        plan = replace(plan, notes=(*plan.notes, *notes))
+        return replace(made, found=replace(made.found, plan=plan))
+    assert refused is not None, "some number of microbatches is tried"
+    raise refused
+
+
+def _fastest(problems: Problems, counts: Sequence[int], settings: PlannerSettings) -> ContextFound:
+    """The fastest context split, or pipelines of such, for numbers that are one loss."""
     began, planner = time.perf_counter(), HexiSeqPlanner(settings.context)
     is_uneven = settings.context == "hexiseq"
     beside: dict[str, Chosen] = {}
     found: list[Chosen] = []
     errors: list[DoesNotFitError] = []
-    tried: list[int] = []
     for count in counts:
         problem = problems.traced(count)
-        tried.append(count)
         try:
             found += [Chosen(count, choice) for choice in planner.choices(problem)]
         except DoesNotFitError as error:
@@ -111,9 +132,6 @@ def find_context(
             even = Chosen(count, choice)
             pair = beside.get(name, even), even
             beside[name] = min(pair, key=lambda each: each.choice.schedule.seconds)
-        if notes_of(problem, problems.program):
-            # Another number of microbatches is another loss: the fewest that fit.
-            break
     one: tuple[Chosen, Plan] | None = None
     try:
         if found:
@@ -123,7 +141,7 @@ def find_context(
         errors.append(error)
     # Even systems are of one stage, as they are published.
     most = settings.max_stages or MOST_STAGES
-    several = _several(problems, tried, most, one and one[1]) if is_uneven else None
+    several = _best_pipelines(problems, counts, most, one and one[1]) if is_uneven else None
     searched = time.perf_counter() - began
     if several is not None:
         problem, plan = several
@@ -135,31 +153,19 @@ def find_context(
         notes = ()
     else:
         raise errors[-1]
-    plan = replace(plan, notes=(*notes, *notes_of(problem, problems.program)))
+    plan = replace(plan, notes=notes)
     made = Found(plan, seconds, seconds, 0, problem.profile_seconds, searched)
     others = {name: each.choice for name, each in beside.items()}
-    return ContextFound(problem, made, choice, others)
-
-
-def _several(
-    problems: Problems, counts: Sequence[int], most_stages: int, one: Plan | None
-) -> tuple[PlanningProblem, Plan] | None:
-    """Pipelines that are better than one stage: of all numbers of microbatches the fastest.
-
-    Where another number is another loss, those of the fewest that fit.
-    """
-    is_one_loss = not notes_of(problems.traced(counts[0]), problems.program)
-    for each in [counts] if is_one_loss else [[count] for count in counts]:
-        found = _best_pipelines(problems, each, most_stages, one)
-        if found is not None:
-            return found
-    return None
+    return ContextFound(problem, made, choice, others, tuple(counts))
 
 
 def _best_pipelines(
     problems: Problems, counts: Sequence[int], most_stages: int, one: Plan | None
 ) -> tuple[PlanningProblem, Plan] | None:
-    """Pipelines whose stages share the context, where they are predicted to be the fastest."""
+    """Pipelines whose stages share the context, where these are faster than one stage.
+
+    Of all numbers of microbatches the fastest, as they are predicted.
+    """
     least = one.predicted.step_time if one is not None else math.inf
     found = [
         (count, each)

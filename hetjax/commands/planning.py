@@ -104,8 +104,8 @@ def find_plan(
         fewest = problems.traced(counts[0])
         if database is not None and not fewest.profile.corrects_costs:
             check_measured(fewest, database)
-        context = find_context(problems, counts, settings.planner)
-        return Planned(context.problem, context.found, tuple(counts), problems, context=context)
+        context = find_context(problems, batch_size, counts, settings.planner)
+        return Planned(context.problem, context.found, context.compared, problems, context=context)
     if count is not None:
         problem = problems.of(count)
         if database is not None:

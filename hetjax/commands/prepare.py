@@ -319,7 +319,7 @@ def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningPr
     if count is not None:
         return problems.traced(count)
     if settings.planner.shares_context:
-        return find_context(problems, counts, settings.planner).problem
+        return find_context(problems, train.batch_size, counts, settings.planner).problem
     return choose_among(problems, train.batch_size, DynamicProgram(), counts).problem
 
 

@@ -17,6 +17,8 @@ import pytest
 import hetjax
 from hetjax import planner
 from hetjax.commands import planning
+from hetjax.commands.context_planning import find_context
+from hetjax.configuration import PlannerSettings
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.models import model_of, recipe
@@ -248,6 +250,49 @@ def test_hap_takes_the_number_that_is_fastest_and_not_the_first_that_fits():
     assert planned.found.step_time == pytest.approx(seconds[2])
     # Two in turn were slower: no other is tried.
     assert planned.tried == (1, 2, 4, 8)
+
+
+def tower(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    for weight in weights:
+        heads = (x @ weight).reshape(*x.shape[:2], 4, 16)
+        x = x + hetjax.attention(heads, heads, heads, causal=True).reshape(x.shape) @ weight
+    return jnp.mean(x**2)
+
+
+def centred_tower(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    return tower(weights, x - jnp.mean(x, axis=0))
+
+
+@pytest.mark.parametrize(("function", "count"), [(tower, 2), (centred_tower, 1)])
+def test_hexiseq_takes_the_fastest_number_of_one_loss_else_the_fewest_that_fit(
+    function: Callable[..., jax.Array], count: int
+):
+    far = Link(1e7, 1e-5)
+    card = DeviceKind("card", {"float32": 1e9}, 10**9, 1e9, source="made up")
+    parts = tuple(Subcluster(name, card, 1, 1, far, far) for name in ("a", "b"))
+    cluster = Cluster("two far cards", parts, (("a", "b", far),))
+    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6
+    rows = jax.ShapeDtypeStruct((2, 128, 64), jnp.float32)
+
+    def state(microbatches: int) -> planner.PlanningProblem:
+        return planner.make_problem(
+            function,
+            weights,
+            rows,
+            cluster=cluster,
+            optimizer=SGD,
+            num_microbatches=microbatches,
+            divides_sequences=True,
+        )
+
+    problems = Problems(state, lambda microbatches: state(microbatches).program, 2, (1, 2))
+    context = find_context(problems, 2, (1, 2), PlannerSettings(name="hexiseq"))
+    notes = context.found.plan.notes
+    assert context.problem.num_microbatches == count
+    assert context.compared == ((1, 2) if count == 2 else (1,))
+    assert any(note.startswith("1 microbatch, the fewest that fit") for note in notes) == (
+        count == 1
+    )
 
 
 def test_plans_that_differ_in_their_notes_compute_the_same():
