@@ -24,6 +24,7 @@ from ray_jobs import (
 )
 
 from hetjax import InputError
+from hetjax.runtime.ray.ray_worker import HostWorker, computation_settings
 from hetjax.runtime.workers.job import Job, build, traced_losses
 from hetjax.runtime.workers.same_traces import (
     check_losses,
@@ -100,6 +101,18 @@ def test_what_several_workers_hold_is_drawn_alike():
         records = {peer: one if peer == (0, 0) else other for peer in peers}
         with pytest.raises(InputError, match=r"'embedding' otherwise in stage 1.* than in stage 0"):
             check_parameters(drawn, placement, records)
+
+
+def test_workers_draw_keys_as_the_driver_does():
+    before = jax.config.values["jax_random_seed_offset"]
+    try:
+        jax.config.update("jax_random_seed_offset", 7)
+        settings = computation_settings()
+        jax.config.update("jax_random_seed_offset", before)
+        HostWorker((0, 0), "stage 0").prepare(settings, None)
+        assert jax.random.key_data(jax.random.key(0))[-1] == 7
+    finally:
+        jax.config.update("jax_random_seed_offset", before)
 
 
 @pytest.mark.ray

@@ -66,6 +66,7 @@ _COMPUTATION_SETTINGS = (
     "jax_enable_x64",
     "jax_numpy_dtype_promotion",
     "jax_numpy_rank_promotion",
+    "jax_random_seed_offset",
     "jax_threefry_partitionable",
 )
 
