@@ -3,7 +3,8 @@
 A driver that starts a Ray cluster is the parent of its first processes. They end with it, and when
 it is killed so suddenly that they leave others behind: agents that look after a raylet, and workers
 that are stopped. So a process outside of all this, the guard, waits until the driver is gone, and
-ends what is left. It runs this file, which therefore imports nothing of hetjax.
+ends what is left; so it does when it is dismissed. It runs this file, which therefore imports
+nothing of hetjax.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,13 +75,38 @@ def end_descendants() -> None:
         time.sleep(_LOOK_SECONDS)
 
 
+class Guard(NamedTuple):
+    """The process that ends what a block of `ending_with_this_process` has started.
+
+    Args:
+        process: its number.
+        pipe: what it listens to.
+    """
+
+    process: int
+    pipe: int
+
+    def dismiss(self) -> None:
+        """Let it end what is left of that, and then itself; it is called once."""
+        # It may have been ended by somebody else.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.pipe, b"1")
+        os.close(self.pipe)
+        # Nobody waits for it, and without an end that is seen it would stay a zombie.
+        threading.Thread(target=os.waitpid, args=(self.process, 0), daemon=True).start()
+
+
 @contextlib.contextmanager
-def ending_with_this_process() -> Iterator[None]:
-    """Let all that is started in the block end with this process, however it ends."""
+def ending_with_this_process() -> Iterator[Guard]:
+    """Let all that is started in the block end with this process, however it ends.
+
+    Yields:
+        What sees to it, and can be dismissed after the block.
+    """
     mark = uuid.uuid4().hex
     earlier = [str(each.number) for each in descendants(os.getpid())]
     reading, writing = os.pipe()
-    os.posix_spawn(
+    guard = os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", __file__, f"{_MARK}={mark}", str(os.getpid()), *earlier],
         {name: value for name, value in os.environ.items() if name != _MARK},
@@ -90,7 +117,7 @@ def ending_with_this_process() -> Iterator[None]:
     before = os.environ.get(_MARK)
     os.environ[_MARK] = mark
     try:
-        yield
+        yield Guard(guard, writing)
     finally:
         os.environ.pop(_MARK)
         if before is not None:
@@ -141,7 +168,7 @@ def _guard(mark: str, driver: int, spared: Sequence[int]) -> None:
             break
         known = descendants(driver) or known
         if ready:
-            os.read(0, 1)  # Until the driver is gone.
+            os.read(0, 1)  # Until the driver is gone, or dismisses it.
             break
     end = time.monotonic() + _GUARD_SECONDS
     while time.monotonic() < end:

@@ -17,8 +17,9 @@ import pytest
 import ray
 from ray_jobs import HOST, make_trainer
 
-from hetjax import InputError, RayOptions
+from hetjax import InputError, RayOptions, processes
 from hetjax.mesh import Link, Subcluster
+from hetjax.processes import Process, descendants
 from hetjax.runtime.ray.ray_cluster import connect_to_ray, worker_options, worker_resources
 
 TESTS = Path(__file__).parents[1]
@@ -219,9 +220,20 @@ def test_a_script_trains_on_the_cluster_of_its_environment(running_cluster: str,
     assert result["losses"] == pytest.approx(losses, rel=1e-6)
 
 
+def command_of(process: Process) -> str:
+    try:
+        return Path(f"/proc/{process.number}/cmdline").read_text()
+    except OSError:  # It has ended meanwhile.
+        return ""
+
+
 @pytest.mark.ray
 def test_what_workers_cannot_import_is_named_and_the_cluster_ended():
     """The workers of a cluster that the trainer starts do not know the folder of the tests."""
     with pytest.raises(InputError, match=r"cannot import .*: No module named 'ray_jobs'"):
         make_trainer(RayOptions("local"))
     assert not ray.is_initialized()
+    end = time.monotonic() + 30
+    while any(processes.__file__ in command_of(each) for each in descendants(os.getpid())):
+        assert time.monotonic() < end, "what guards the cluster is left behind"
+        time.sleep(0.1)

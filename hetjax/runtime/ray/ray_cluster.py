@@ -16,7 +16,7 @@ from hetjax.errors import InputError, check_numbers, check_seconds, shown, unkno
 from hetjax.mesh.host_cpu import HOST_DEVICES
 from hetjax.mesh.ray_offers import NODE_RESOURCE
 from hetjax.mesh.subcluster import Subcluster
-from hetjax.processes import ending_with_this_process
+from hetjax.processes import Guard, ending_with_this_process
 from hetjax.runtime.moves.carrier_curves import CarrierCurves
 from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName
 
@@ -164,10 +164,20 @@ class RayUsers:
             self._count = max(0, self._count - 1)
             if not self._count and ray.is_initialized():
                 ray.shutdown()
+                _dismiss_guards()
 
 
 RAY_USERS = RayUsers()
 """Those of this process."""
+
+
+_GUARDS: list[Guard] = []
+"""What guards the cluster that this process has started: one, or none."""
+
+
+def _dismiss_guards() -> None:
+    while _GUARDS:
+        _GUARDS.pop().dismiss()
 
 
 def _initialize(address: str | None) -> None:
@@ -188,7 +198,10 @@ def _initialize(address: str | None) -> None:
                 pass
         # Ray gives way to every other process, which a stage of a pipeline must not.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        with ending_with_this_process():
+        # Whoever has connected by itself has only disconnected.
+        _dismiss_guards()
+        with ending_with_this_process() as guard:
+            _GUARDS.append(guard)
             ray.init(address="local", include_dashboard=False, **quiet)
 
 
