@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import hetjax
 from hetjax import InputError, _compat
 from hetjax.pipeline.program.tracing import trace
 from hetjax.sharding.attention.match import match_attention
@@ -323,6 +324,69 @@ def test_what_is_not_known_stays_and_is_refused_with_the_line(name: str):
     assert "attention" not in names_in(matched.program.jaxpr)
     with pytest.raises(InputError, match=f"dot_general at {re.escape(__file__)}:.*{reason}"):
         matched.check()
+
+
+def by_late_sum(q: Any, k: Any, v: Any) -> jax.Array:
+    weights = jnp.exp(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    total = jnp.sum(weights, -1).swapaxes(1, 2)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v) / total[..., None]
+
+
+def by_changed_sum(change: Callable[[jax.Array, jax.Array], jax.Array]) -> Any:
+    """Weights made of exponentials and of their sum."""
+
+    def weigh(scores: jax.Array, seen: jax.Array) -> jax.Array:
+        weights = jnp.exp(jnp.where(seen, scores, -1e9))
+        return change(weights, jnp.sum(weights, -1, keepdims=True))
+
+    return of_some(weigh)
+
+
+OF_OTHER_SUMS = {
+    "late": by_late_sum,
+    "reciprocal": by_changed_sum(lambda weights, total: weights * (1 / total)),
+    "epsilon": by_changed_sum(lambda weights, total: weights / (total + 1e-9)),
+    "detached": by_changed_sum(lambda weights, total: weights / jax.lax.stop_gradient(total)),
+    "logsumexp": of_some(
+        lambda s, _: jnp.exp(s - jax.scipy.special.logsumexp(s, -1, keepdims=True))
+    ),
+    "log-softmax": of_some(lambda s, _: jnp.exp(jax.nn.log_softmax(s))),
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHER_SUMS)
+def test_weights_that_are_normalised_in_another_way_are_refused(name: str):
+    matched = match_attention(jax.make_jaxpr(OF_OTHER_SUMS[name])(Q, Q, Q))
+    assert "attention" not in names_in(matched.program.jaxpr)
+    with pytest.raises(InputError, match="its exponentials are not divided by their sum"):
+        matched.check()
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [*OF_OTHER_SUMS.values(), *(of_some(lambda s, _, f=f: f(s)) for f in OF_PEOPLE.values())],
+)
+def test_what_may_be_attention_may_be_of_gates_beside_what_is(gate: Any):
+    def both(q: jax.Array) -> jax.Array:
+        gated = gate(q, q, q)
+        return hetjax.attention(gated, gated, gated)
+
+    match_attention(jax.make_jaxpr(both)(Q)).check()
+
+
+def by_hand_sigmoid(q: Any, k: Any, v: Any) -> jax.Array:
+    return (1 / (1 + jnp.exp(-(q @ jnp.ones((8, 3)))))) @ jnp.ones((3, 8))
+
+
+def by_one_number(q: Any, k: Any, v: Any) -> jax.Array:
+    scaled = v / jnp.sum(jnp.exp(q @ jnp.ones((8, 3))))
+    return scaled.swapaxes(1, 2) @ jnp.ones((8, 8))
+
+
+@pytest.mark.parametrize("function", [by_hand_sigmoid, by_one_number])
+def test_exponentials_that_weigh_nothing_are_no_attention(function: Any):
+    matched = match_attention(jax.make_jaxpr(function)(Q, Q, Q))
+    assert not matched.found
 
 
 @jax.custom_jvp

@@ -10,7 +10,7 @@ the line and the reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from hetjax.sharding.attention.plain_attention import (
 from hetjax.sharding.attention.primitive import attention_line
 from hetjax.sharding.attention.softmax_chain import (
     OF_RULE,
+    OF_SUM,
     OF_WEIGHTS,
     Followed,
     Scores,
@@ -81,6 +82,10 @@ class MatchedProgram:
             InputError: some is not; each is named with its line and the reason.
         """
         refused = [each for each in self.found if each.refused]
+        if attention_line([self.program.jaxpr]) is not None:
+            # Beside attention that is known, these may be gates or features. If they are attention
+            # too, what follows tokens refuses it.
+            refused = [each for each in refused if each.refused not in (OF_RULE, OF_SUM)]
         if refused:
             said = Counter(
                 f"attention that ends with {each.equation} at {each.line}: {each.refused}"
@@ -228,19 +233,36 @@ class _Walk:
                 known = own if own in self.forms else names.setdefault(own, variable)
                 form = replace(form, exponentials=known)
             if isinstance(form, Scores) and not is_known:
-                form = form.refused(OF_RULE)
+                form = replace(form, problem=OF_RULE)
             self.forms[variable] = _data(variable) if form is None or is_own else form
 
     def _ended(self, equation: _compat.JaxprEqn) -> PlainAttention | str | None:
         forms = [self._read(atom) for atom in equation.invars]
         for place, weights in enumerate(forms):
-            if not isinstance(weights, Scores) or weights.summed is None:
+            if not isinstance(weights, Scores) or weights.exponentials is None:
+                continue
+            if weights.summed is None:
+                if self._sums(weights, equation.params["dimension_numbers"][0][place]):
+                    return OF_SUM
                 continue
             try:
                 return plain_attention(equation, place, weights)
             except UnknownAttentionError as error:
                 return str(error)
         return None
+
+    def _sums(self, weights: Scores, dims: Sequence[int]) -> bool:
+        """Whether exponentials are summed anywhere along dimensions of what is made of them."""
+        form = self.forms.get(weights.exponentials)
+        if not isinstance(form, Scores):  # They are of a call.
+            return False
+        wanted = {weights.dims[dim] for dim in dims}
+        return any(
+            each.primitive.name == "reduce_sum"
+            and each.invars[0] is weights.exponentials
+            and wanted & {form.dims[axis] for axis in each.params["axes"]}
+            for each in self.program.jaxpr.eqns
+        )
 
     def _read(self, atom: Any) -> Followed:
         if isinstance(atom, _compat.Literal):
@@ -278,6 +300,9 @@ class _Walk:
         ]
         scores = [i for i, each in enumerate(found) if isinstance(each, Scores)]
         if not scores:
+            for form, aval in zip(found, avals, strict=True):
+                if isinstance(form, Total) and tuple(aval.shape) == tuple(out.shape):
+                    return replace(form, is_changed=True)
             known = [None if isinstance(each, Total | Scores) else each for each in found]
             return computed(name, known, out.shape, out.dtype)
         (place, *others) = scores

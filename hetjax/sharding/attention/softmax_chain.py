@@ -38,6 +38,7 @@ then the exponentials are 0 beside others'."""
 
 OF_MASK = "its mask is not full, causal, a window, or segments"
 OF_RULE = "a function with a derivative of its own is between its products"
+OF_SUM = "its exponentials are not divided by their sum, and by that alone, before its values"
 OF_WEIGHTS = "its weights are dropped (attention dropout), or changed in another way"
 
 
@@ -84,11 +85,13 @@ class Total:
         exponentials: their variable.
         sizes: sizes of the product's dimensions.
         dims: which of them it has.
+        is_changed: whether it is another number, made of the sum.
     """
 
     exponentials: Any
     sizes: tuple[int, ...]
     dims: Dims
+    is_changed: bool = False
 
 
 Followed = Form | Scores | Total | None
@@ -173,8 +176,10 @@ def combined(
             return masked
         if scores.summed is not None:
             return scores.refused(OF_WEIGHTS)
-        if name == "div" and place == 0 and isinstance(rest[0], Total):
-            return _normalised(scores, rest[0])
+        if isinstance(rest[0], Total) and (name == "mul" or (name == "div" and place == 0)):
+            found = _normalised(scores, rest[0])
+            is_plain = name == "div" and not rest[0].is_changed
+            return found if found is None or is_plain else replace(found, problem=OF_SUM)
         return None
     if name == "select_n":
         return _selected(scores, place, others)
@@ -197,14 +202,19 @@ def _scaled(scores: Scores, factor: float) -> Scores:
 
 def _normalised(scores: Scores, total: Total) -> Scores | None:
     """Exponentials divided by their sum, which make a softmax."""
-    if total.exponentials is not scores.exponentials or len(total.dims) != len(scores.dims):
+    axis = _summed_axis(scores, total) if total.exponentials is scores.exponentials else None
+    if axis is None:
         return None
-    gone = [dim for dim, kept in zip(scores.dims, total.dims, strict=True) if dim != kept]
-    if len(gone) != 1 or len(gone[0]) != 1:
-        return None
-    (axis,) = gone[0]
     found = replace(scores, summed=axis)
     return found.refused("a bias is added to its scores") if axis in scores.varying else found
+
+
+def _summed_axis(scores: Scores, total: Total) -> int | None:
+    """The one dimension that scores have and a sum does not."""
+    if total.sizes != scores.sizes or len(total.dims) != len(scores.dims):
+        return None
+    gone = [dim for dim, kept in zip(scores.dims, total.dims, strict=True) if dim != kept]
+    return gone[0][0] if len(gone) == 1 and len(gone[0]) == 1 else None
 
 
 def _masked_weights(
@@ -271,6 +281,11 @@ def _shifted(scores: Scores, other: Followed, sign: int) -> Scores:
             along = {dim for dim in other.dims if dim is not None}
             atoms = itertools.chain(*(scores.dims[dim] for dim in along))
             return replace(scores, varying=scores.varying | frozenset(atoms))
+        case Total():
+            # As of a log-softmax, whose exponentials are weights.
+            varying = scores.varying | frozenset(itertools.chain(*other.dims))
+            found, axis = replace(scores, varying=varying), _summed_axis(scores, other)
+            return found if axis is None else replace(found, summed=axis, problem=OF_SUM)
     return scores.refused("its mask is added, and is not full, causal, a window, or segments")
 
 
