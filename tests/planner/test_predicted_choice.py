@@ -98,3 +98,20 @@ def test_devices_that_messages_make_useless_are_left_out(nodes: int, per_node: i
         return HexiSeqPlanner().plan(problem).predicted.step_time
 
     assert seconds(nodes, per_node) == seconds(1, 1)
+
+
+def test_a_fast_device_is_not_left_out_for_slow_ones():
+    """Messages make all but one device useless, of whatever kind the scheduler has chosen."""
+    near, far = Link(25e9, 1e-6), Link(1e9, 1e-5)
+    slow, fast = (
+        Subcluster(
+            name, DeviceKind(name, {"float32": flops}, 10**10, 3e11, "made up"), 1, n, near, far
+        )
+        for name, flops, n in (("slow", 8e12, 2), ("fast", 15e12, 1))
+    )
+    joined = Cluster("cards", (slow, fast), (("slow", "fast", far),))
+    both, alone = (
+        HexiSeqPlanner().plan(problem_on(cluster, length=512)).predicted.step_time
+        for cluster in (joined, Cluster("card", (fast,)))
+    )
+    assert both <= alone

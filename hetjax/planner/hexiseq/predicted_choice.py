@@ -22,6 +22,7 @@ from hetjax.planner.hexiseq.context_choice import (
     context_plan,
     offloading,
 )
+from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.partitions import SMALL
 from hetjax.planner.hexiseq.scheduler import schedule_context
@@ -107,16 +108,30 @@ def best_that_fits(
 
 
 def _of_fewer_devices(chosen: Chosen) -> Iterator[Chosen]:
-    """The best splits of the fastest half of a split's devices, of half of these, down to one."""
+    """The best splits of the fastest half of a split's devices, of half of these, down to one.
+
+    And of the fastest half of all devices, and so on: a scheduler that has no notice of messages
+    may choose many slow ones where a fast one by itself is faster.
+    """
     schedule, model = chosen.choice.schedule, chosen.choice.model
-    devices = model.devices
-    left = sorted(schedule.split.devices, key=lambda each: (-devices.flops[each], each))
-    while len(left) > 1:
-        left = left[: (len(left) + 1) // 2]
+    devices, own = model.devices, schedule.split.devices
+    tried = {frozenset(own)}
+    for left in (*_halves(devices, own), *_halves(devices, devices.usable.tolist())):
+        if frozenset(left) in tried:
+            continue
+        tried.add(frozenset(left))
         part = np.flatnonzero(np.isin(devices.owners, left)).tolist()
         fewer = ContextModel(devices.among(part), model.work, model.paces)
         with contextlib.suppress(DoesNotFitError):
             yield Chosen(chosen.microbatches, ContextChoice(schedule_context(fewer), fewer))
+
+
+def _halves(devices: ContextDevices, some: Sequence[int]) -> Iterator[list[int]]:
+    """The fastest half of some devices, the fastest half of these, down to one."""
+    left = sorted(some, key=lambda each: (-devices.flops[each], each))
+    while len(left) > 1:
+        left = left[: (len(left) + 1) // 2]
+        yield left
 
 
 def has_few_devices(model: ContextModel) -> bool:
