@@ -362,6 +362,12 @@ def test_weights_that_are_normalised_in_another_way_are_refused(name: str):
         matched.check()
 
 
+def test_a_softmax_of_a_log_softmax_is_attention():
+    weigh = of_some(lambda s, _: jax.nn.softmax(jax.nn.log_softmax(s)))
+    matched = match_attention(jax.make_jaxpr(weigh)(Q, Q, Q))
+    assert [each.refused for each in matched.found] == [""]
+
+
 @pytest.mark.parametrize(
     "gate",
     [*OF_OTHER_SUMS.values(), *(of_some(lambda s, _, f=f: f(s)) for f in OF_PEOPLE.values())],

@@ -252,12 +252,13 @@ class _Walk:
         return None
 
     def _sums(self, weights: Scores, dims: Sequence[int]) -> bool:
-        """Whether exponentials are summed anywhere along dimensions of what is made of them."""
-        form = self.forms.get(weights.exponentials)
-        if not isinstance(form, Scores):  # They are of a call.
-            return False
+        """Whether exponentials are summed anywhere along dimensions, or come of a log-softmax."""
         wanted = {weights.dims[dim] for dim in dims}
-        return any(
+        if (weights.lowered,) in wanted:
+            return True
+        form = self.forms.get(weights.exponentials)
+        # Where they are of a call, it may have more results than exponentials.
+        return isinstance(form, Scores) and any(
             each.primitive.name == "reduce_sum"
             and each.invars[0] is weights.exponentials
             and wanted & {form.dims[axis] for axis in each.params["axes"]}

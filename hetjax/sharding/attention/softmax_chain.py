@@ -55,6 +55,7 @@ class Scores:
         hidden: how high those are at most that are not seen, beside what was added to all.
         conditions: who sees whom, by the product's dimensions.
         varying: dimensions along which what was added to them varies.
+        lowered: the dimension of a sum of exponentials that lowered them, as in a log-softmax.
         exponentials: the variable that their exponentials are, once these are taken.
         summed: the dimension along which they were divided by their sum.
         problem: what an attention has no word for; empty for nothing.
@@ -68,6 +69,7 @@ class Scores:
     hidden: float = -math.inf
     conditions: frozenset[Near | Same] = frozenset()
     varying: frozenset[int] = frozenset()
+    lowered: int | None = None
     exponentials: Any = None
     summed: int | None = None
     problem: str = ""
@@ -282,10 +284,9 @@ def _shifted(scores: Scores, other: Followed, sign: int) -> Scores:
             atoms = itertools.chain(*(scores.dims[dim] for dim in along))
             return replace(scores, varying=scores.varying | frozenset(atoms))
         case Total():
-            # As of a log-softmax, whose exponentials are weights.
             varying = scores.varying | frozenset(itertools.chain(*other.dims))
             found, axis = replace(scores, varying=varying), _summed_axis(scores, other)
-            return found if axis is None else replace(found, summed=axis, problem=OF_SUM)
+            return found if axis is None else replace(found, lowered=axis)
     return scores.refused("its mask is added, and is not full, causal, a window, or segments")
 
 
