@@ -82,7 +82,7 @@ class Cluster:
             or a pair has no link.
 
     Example:
-        >>> from hetjax.mesh.kinds import kind
+        >>> from hetjax.mesh import kind
         >>> local, gigabit = Link(10e9, 1e-6), Link(125e6, 0.5e-3)
         >>> fast = Subcluster("fast", kind("RTX4090"), 1, 4, local, local)
         >>> slow = Subcluster("slow", kind("RTX3080"), 1, 2, local, local)

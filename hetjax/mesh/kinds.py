@@ -136,6 +136,7 @@ class DeviceKind:
             FLOP/s.
 
         Example:
+            >>> from hetjax.mesh import kind
             >>> kind("A100-40").flops("bfloat16") / kind("V100").flops("bfloat16") > 10
             True
         """
@@ -152,6 +153,7 @@ class DeviceKind:
             `ASSUMED_EFFICIENCY`.
 
         Example:
+            >>> from hetjax.mesh import kind
             >>> kind("RTX4090").product_efficiency("bfloat16")
             0.7
             >>> round(kind("MI300X").product_efficiency("bfloat16"), 3)
@@ -198,6 +200,7 @@ class DeviceKind:
             the kind has a rate for it.
 
         Example:
+            >>> from hetjax.mesh import kind
             >>> print(kind("T4").slow_path("bfloat16"))
             T4 has no bfloat16 rate: rated as float32, at 8.1 TFLOP/s; float16: 65 TFLOP/s
             >>> kind("T4").slow_path("float16")

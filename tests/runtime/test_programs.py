@@ -273,7 +273,8 @@ def test_a_head_is_divided_by_the_vocabulary_up_to_the_loss(is_last: bool):
     assert shares.parameters["head"] == Share(1, (384, 1152))
     moved = max(each.move.num_bytes for program in found.program.modules for each in program.moves)
     assert moved < 12 * 6 * VOCABULARY * 4 / 8
-    stages = [StagePlan((start > 0, 1 + (start > 0)), members, shares=shares)]
+    first = int(is_last)
+    stages = [StagePlan((first, 1 + first), members, shares=shares)]
     boundaries = [0, program.num_positions]
     if is_last:
         stages.insert(0, StagePlan((0, 1), MEMBERS[:1]))
