@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 from ray_jobs import SIZE, Tokens, loss, parameters
 
 from hetjax.pipeline.program.trace_record import (
@@ -26,6 +27,8 @@ from hetjax.pipeline.program.trace_record import (
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.update.divided_update import trace_update
+from hetjax.sharding import HSharding, Subgroup
+from hetjax.sharding.deduction.reshard import reshard
 
 
 def flat(function: Any, *operands: Any) -> FlatJaxpr:
@@ -132,3 +135,15 @@ def test_the_first_difference_is_told_with_its_line():
     assert described(flat_program(other), place).startswith(f"'mul' at {__file__}:")
     difference = record.difference(record_of_program(other), place)
     assert difference == "its constant float32[] has other numbers: 3.0 and 1.0"
+
+
+def resharded_twice(number_of_traces: int) -> TraceRecord:
+    """Of a function with two reshards, after others were traced."""
+    halves = HSharding((Subgroup((0,), (), P()), Subgroup((1,), (), P())), hdim=0)
+    for _ in range(number_of_traces):
+        jax.make_jaxpr(lambda x: reshard(x, halves))(np.ones(4))
+    return record(jax.grad(lambda x: jnp.sum(reshard(reshard(x, halves) * x, halves))), np.ones(4))
+
+
+def test_reshards_are_told_apart_by_their_order():
+    assert resharded_twice(0).differences(resharded_twice(3)) == []

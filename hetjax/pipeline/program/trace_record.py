@@ -23,6 +23,7 @@ from hetjax import _compat
 from hetjax.pipeline.program.computations import is_extended
 from hetjax.pipeline.program.forms import shapes_of
 from hetjax.pipeline.program.traced_program import Constant, FlatJaxpr, Operand, Program, Step
+from hetjax.sharding.deduction.reshard import Resharding
 
 _DIGEST_BYTES = 12
 
@@ -185,6 +186,7 @@ class _TraceWriter:
         self._values: dict[int, KnownValue] = {}
         self._scalars: dict[Hashable, KnownValue] = {}
         self._contexts: dict[Hashable, str] = {}
+        self._reshards: dict[int, int] = {}
         # The address of what is not kept may soon be another's.
         self._kept: list[Any] = []
 
@@ -243,6 +245,10 @@ class _TraceWriter:
             return str([f"{name}:{self._text(value[key], known)}" for name, key in pairs])
         if isinstance(value, set | frozenset):
             return f"{kind.__name__}{sorted(self._text(each, known) for each in value)}"
+        if isinstance(value, Resharding):
+            # Its number counts all that the process has traced; what counts is which are one.
+            number = self._reshards.setdefault(value.number, len(self._reshards))
+            value = dataclasses.replace(value, number=number)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
             return f"{kind.__name__}({','.join([self._text(each, known) for each in fields])})"
