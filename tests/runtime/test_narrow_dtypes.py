@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from cases import CLUSTER
+from unlike_pipelines import unlike_pipelines
 
 from hetjax import InputError, Trainer
 from hetjax.mesh import SubMesh
@@ -54,18 +55,7 @@ def batch(seed: int) -> np.ndarray:
 
 
 def plan_of(loss: Callable[..., Any]) -> Plan:
-    """Two pipelines of microbatches of unlike sizes, of which the first has two stages."""
-    program = trace(loss, parameters(), batch(0)[:LARGE])
-    layers = (0, 3, program.num_positions)
-    stages = [
-        StagePlan.on(span, SubMesh("first", first, (1, 1)), (1, 1))
-        for first, span in enumerate(((0, 1), (1, 2), (0, 2)))
-    ]
-    pipelines = (
-        PipelinePlan(tuple(stages[:2]), 2, LARGE, one_f_one_b(2, 2)),
-        PipelinePlan(tuple(stages[2:]), 1, SMALL, one_f_one_b(1, 1)),
-    )
-    return Plan(program.fingerprint, layers, CLUSTER, pipelines)
+    return unlike_pipelines(trace(loss, parameters(), batch(0)[:LARGE]), 3, SMALL)
 
 
 @pytest.mark.parametrize("loss", [of_mean, of_total])
