@@ -19,7 +19,7 @@ from hetjax.errors import InputError
 from hetjax.pipeline.program.loss import abstract, accumulator_dtype, path_names
 from hetjax.pipeline.program.loss_seed import loss_seed
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
-from hetjax.pipeline.program.traced_program import FlatJaxpr, Program, flatten_jaxpr
+from hetjax.pipeline.program.traced_program import FlatJaxpr, Program
 from hetjax.pipeline.stages.backward import Shapes, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
@@ -88,7 +88,7 @@ class PipelinePrograms:
     state_shapes: Shapes
     messages: tuple[tuple[Shapes, ...], ...]
     init_state: Callable[[Sequence[Any]], list[Any]]
-    initial: FlatJaxpr
+    initial: _compat.ClosedJaxpr
     update: FlatJaxpr
     loss_seed: float
 
@@ -298,7 +298,7 @@ def cut_pipelines(
         state_shapes=tuple(state_leaves.split_shapes(jax.tree.leaves(initial.shapes))),
         messages=(),
         init_state=init_state,
-        initial=flatten_jaxpr(initial.traced),
+        initial=initial.traced,
         update=by_rows.flat,
         loss_seed=seed,
     )

@@ -193,6 +193,8 @@ def _predicted_ways(
     pieces = repeatable_layers(plan.layers, problem.sections)
     looked_at = range(len(plan.stages))
     for again in repetitions:
+        if not looked_at:
+            break
         for rule in RULES:
             stages = tuple(
                 _run_so(stage, (rule, again if s in looked_at else "nothing"), pieces)

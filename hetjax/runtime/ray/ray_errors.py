@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import traceback
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -51,10 +50,11 @@ def _arrives(error: BaseException) -> bool:
     """Whether an error can be sent, and is the same then."""
     if not isinstance(error, Exception):
         return False
+    from ray import cloudpickle
+
+    sending: Any = cloudpickle
     try:
-        # What Ray sends by.
-        pickle: Any = importlib.import_module("ray.cloudpickle")
-        sent = pickle.loads(pickle.dumps(error))
+        sent = sending.loads(sending.dumps(error))
     except Exception:  # Whatever the user's class does.
         return False
     return type(sent) is type(error) and str(sent) == str(error)

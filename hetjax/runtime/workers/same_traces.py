@@ -51,7 +51,8 @@ def job_record(placement: Placement) -> JobRecord:
     """
     losses = {size: record_of_program(program) for size, program in placement.traced.items()}
     pipelines = placement.pipelines
-    return JobRecord(losses, record_of(pipelines.initial), record_of(pipelines.update))
+    initial = record_of(flatten_jaxpr(pipelines.initial))
+    return JobRecord(losses, initial, record_of(pipelines.update))
 
 
 def check_losses(record: JobRecord, traced: Mapping[int, Program], name: str) -> None:
@@ -81,7 +82,8 @@ def check_optimizer(record: JobRecord, placement: Placement, name: str) -> None:
     Raises:
         InputError: it is another one; it tells the first equation that is.
     """
-    initial, update = placement.pipelines.initial, placement.pipelines.update
+    pipelines = placement.pipelines
+    initial, update = flatten_jaxpr(pipelines.initial), pipelines.update
     what = "initial state of the optimizer"
     _check_same(record.initial, record_of(initial), initial, what, name)
     what = "update of the optimizer"
