@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,14 @@ from context_jobs import JOB, LENGTH, SIZE, context_plan, problem_of, split_of
 
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.costs.context_cost import ContextPrograms, context_programs
+from hetjax.planner.costs.union_cost import executions_of
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.prediction import StagePrediction
+from hetjax.planner.predictions.predict import predict
+from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.context_items import ComputedRun, Item, Moved
+from hetjax.planner.work.profile import Composition, Profile, WayTimes
+from hetjax.planner.work.stage_work import measure
 from hetjax.runtime.instructions.divided_program import DividedProgram, MoveGroup
 from hetjax.runtime.workers.job import Job, build
 from hetjax.sharding.attention.work import attention_work
@@ -139,3 +146,37 @@ def test_members_compute_all_products_between_them():
     # At most what is seen of it with tiles that are not divided.
     pairs = SIZE * 6 * LENGTH * LENGTH
     assert 2 * 2 * 4 * pairs / 2 * BLOCKS <= attended <= 2 * 2 * 4 * pairs * BLOCKS
+
+
+@pytest.mark.parametrize("split", [UNEVEN, RINGS, EXCHANGE], ids=["uneven", "rings", "exchange"])
+def test_members_are_slower_by_as_much_as_the_stage_on_one_device(split: ContextSplit):
+    plan = context_plan(split)
+    problem = problem_of(plan)
+    alone, nothing = programs_of(plan).alone, np.zeros(problem.num_layers)
+    # Long, so that what starting programs takes does not count.
+    rates = {name: 1e-6 for each in alone for name in each.classes}
+    names = [part.name for part in problem.cluster.subclusters]
+    known = replace(problem, profile=Profile(classes=dict.fromkeys(names, rates)))
+
+    def predicted(problem: PlanningProblem) -> StagePrediction:
+        return predict(replace(plan, prediction=None), problem).predicted.stages[0]
+
+    forward, backward = (
+        Composition(3.0 * sum(1e-6 * float(x) for x in each.classes.values()), nothing)
+        for each in alone
+    )
+    times = WayTimes(forward, backward, Composition(0.0, nothing))
+    (stage,) = plan.pipeline.stages
+    ways = {execution.way: times for execution in executions_of(plan.cluster, stage)}
+    measured = replace(known, profile=replace(known.profile, ways=ways))
+    for before, after in zip(predicted(known).members, predicted(measured).members, strict=True):
+        assert after.forward_seconds == pytest.approx(3 * before.forward_seconds, rel=1e-2)
+        assert after.backward_seconds == pytest.approx(3 * before.backward_seconds, rel=1e-2)
+
+
+def test_what_one_device_computes_is_what_its_layers_do():
+    plan = context_plan(UNEVEN)
+    problem = problem_of(plan)
+    (work,) = measure(problem.program, (0, problem.program.num_positions))
+    for alone, cost in zip(programs_of(plan).alone, (work.forward, work.backward), strict=True):
+        assert (alone.flops, alone.traffic) == (cost.matmul_flops, cost.bytes)

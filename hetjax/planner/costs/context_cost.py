@@ -14,9 +14,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from hetjax.pipeline.program.constraints import constrained
+from hetjax.pipeline.program.costs import steps_cost
 from hetjax.pipeline.program.pieces import where_they_belong
 from hetjax.pipeline.program.step_program import StepProgram
-from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.traced_program import Program, Step
+from hetjax.pipeline.program.work_classes import steps_work
 from hetjax.pipeline.stages.backward import StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import Body, Stage, cut
 from hetjax.pipeline.stages.recomputing import with_open_calls, with_open_regions
@@ -34,7 +36,7 @@ from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.context_items import items_of
-from hetjax.planner.work.context_walk import ContextTrace, walk_context
+from hetjax.planner.work.context_walk import Amounts, ContextTrace, walk_context
 from hetjax.planner.work.execution import spec_of_leaf
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.layer_runs import Runs
@@ -214,7 +216,31 @@ def _traced(
     lies = _inputs_lie(runs[index], traced, program, split)
     trace = walk_context(traced, ring.union, lies)
     inside = _inside_members(plan, stage, program, shared, traced, ring)
-    return ContextPrograms(programs, trace, dict(_tasks(programs, trace)), inside)
+    alone = _alone(problem, plan.boundaries(pipeline), index, after)
+    return ContextPrograms(programs, trace, dict(_tasks(programs, trace)), inside, alone)
+
+
+def _alone(
+    problem: PlanningProblem, boundaries: Sequence[int], index: int, after: Work | None
+) -> tuple[Amounts, Amounts]:
+    """What one device computes of a stage by itself, forward and backward, as profiles have it."""
+    program, is_last = problem.program, after is None
+    runs = cut(program, boundaries)
+    groups = problem.known.groups
+    grouped = groups and groups.grouped(runs[index], is_last=is_last)
+    programs = differentiate(
+        grouped or runs[index],
+        *inputs_of(program, runs)[index],
+        is_last=is_last,
+        cotangents_in=() if after is None else after.returned,
+    )
+    return _amounts_of(programs.forward_steps), _amounts_of(programs.backward_steps)
+
+
+def _amounts_of(steps: Sequence[Step]) -> Amounts:
+    cost = steps_cost(steps)
+    classes = {name: np.array(amount) for name, amount in steps_work(steps).items()}
+    return Amounts(np.array(cost.matmul_flops), np.array(cost.bytes), classes)
 
 
 def _inside_members(

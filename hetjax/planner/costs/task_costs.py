@@ -63,15 +63,29 @@ class MemberSpeeds:
 
         return self._seconds(items, member, mine, float(self._tokens[member]), direction)
 
-    def whole_seconds(self, items: Sequence[Item], member: int, direction: int) -> float:
-        """What a member would take for all items, did it compute what all members do.
+    def alone_seconds(self, items: Sequence[Item], member: int, direction: int) -> float:
+        """What a member would take for the stage, were it not shared.
+
+        What members compute adds up to something else: tiles of attention at the ends of their
+        parts are no whole ones, and tokens are brought where they are needed.
 
         Args:
-            items: as for `seconds`, and so are the others.
+            items: what all members compute of the stage, as for `seconds`.
             member: the member's place.
             direction: of which pass they are.
         """
-        return sum(self._seconds(items, member, lambda f: float(f.sum()), 1.0, direction))
+        speed, alone = self._speeds[member], self.found.alone[direction]
+        seconds = _seconds_of(speed, alone, float, direction)
+        if self.found.inside[member] is None:
+            return seconds
+
+        def all_of(figures: Shares) -> float:
+            return float(figures.sum())
+
+        computed = (item for item in items if isinstance(item, ComputedRun))
+        undivided = sum(_seconds_of(speed, each.amounts, all_of, direction) for each in computed)
+        divided = sum(self._seconds(items, member, all_of, 1.0, direction))
+        return seconds * divided / undivided if undivided else 0.0
 
     def _seconds(
         self, items: Sequence[Item], member: int, part: Part, tokens: float, direction: int
@@ -161,7 +175,7 @@ class TaskCosts:
                 found.append(1.0)
                 continue
             whole = times.forward if task.direction == FORWARD else times.backward
-            expected = self._speeds.whole_seconds(task.items, m, task.direction)
+            expected = self._speeds.alone_seconds(task.items, m, task.direction)
             measured = float(run.in_form(whole.of(run.layers)))
             # Of layers that are frozen there is no backward pass.
             found.append(measured / expected if expected else 1.0)
