@@ -2,13 +2,14 @@
 
 Hosts are a core each or half of one, in network namespaces that links of a limited rate join. Their
 processors are measured on the models themselves, on one host at a time; what is predicted of a
-split follows from that, from the links and from the split alone.
+split follows from that, from the links and from the split alone. A round is some steps of a case,
+with the hosts' pace measured before and after them.
 
 Rows of `bench_context.py accuracy`: `case`, `predicted_step_time` by the profile, `at_pace` by the
-hosts' pace right before and after the steps (processors that others use too are faster at one time
-than at another), `step_time` as measured, and the errors of both; sorted by the error at pace, none
-left out. Then a row for each sort of prediction: how many are `within` 10%, the `median_error`, and
-of pairs of cases that were trained by one after the other and differ by more than 3%, how many are
+hosts' pace beside the steps (processors that others use too are faster at one time than at
+another), `step_time` as measured, and the errors of both; sorted by the error at pace, none left
+out. Then a row for each sort of prediction: how many are `within` 10%, the `median_error`, and of
+pairs of cases that were trained by one after the other and differ by more than 3%, how many are
 ranked wrongly.
 """
 
@@ -40,6 +41,9 @@ CLOSE, CLEAR = 0.10, 0.03
 """What errors are allowed, and by how much two cases must differ to be ranked."""
 
 LENGTHS = (1024, 2048)
+
+STEPS = 3
+"""Steps of a round, before the hosts' pace is measured again."""
 
 
 def cases(lab: str) -> list[Case]:
@@ -140,9 +144,10 @@ def _measured(asked: Asked, case: Case, rounds: int) -> Row:
     asked.set_rate(case.mbit)
     predicted = asked("make", name=case.name, case=asdict(case))
     asked("steps", name=case.name, count=WARM_UP_STEPS)
-    moments = [asked("pace")]
-    seconds = [asked("step", name=case.name) for _ in range(2 * rounds)]
-    moments.append(asked("pace"))
+    moments, seconds = [asked("pace")], []
+    for _ in range(rounds):
+        seconds += [asked("step", name=case.name) for _ in range(STEPS)]
+        moments.append(asked("pace"))
     paced = asked("at_pace", name=case.name, moments=moments)
     asked("end", name=case.name)
     measured = median(seconds)
