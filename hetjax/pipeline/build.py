@@ -25,8 +25,9 @@ from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
 from hetjax.pipeline.stages.recomputing import Run
 from hetjax.pipeline.stages.traced_stage import Tracer, trace_stage
-from hetjax.pipeline.update.divided_update import StageUpdate, divide_update, divided_trace
+from hetjax.pipeline.update.divided_update import StageUpdate, divide_update
 from hetjax.pipeline.update.initial_state import InitialState
+from hetjax.pipeline.update.traced_update import divided_trace
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.traced_program import Program, evaluate_steps
 from hetjax.pipeline.program.tracing import trace
-from hetjax.pipeline.update.divided_update import trace_update
+from hetjax.pipeline.update.traced_update import trace_update
 from hetjax.pipeline.update.update_by_rows import update_by_rows
 
 WIDTH, BLOCKS, EXAMPLES = 4, 3, 5

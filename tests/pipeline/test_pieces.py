@@ -28,7 +28,7 @@ from hetjax.pipeline.stages.cutting import cut
 from hetjax.pipeline.stages.traced_stage import called_by_pieces
 from hetjax.pipeline.update import alike_leaves
 from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
-from hetjax.pipeline.update.divided_update import update_function
+from hetjax.pipeline.update.whole_update import update_function
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from hetjax.pipeline.program.trace_record import (
 )
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.program.tracing import trace
-from hetjax.pipeline.update.divided_update import trace_update
+from hetjax.pipeline.update.traced_update import trace_update
 from hetjax.sharding import HSharding, Subgroup
 from hetjax.sharding.deduction.reshard import reshard
 

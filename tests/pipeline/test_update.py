@@ -11,7 +11,8 @@ import pytest
 
 from hetjax.errors import InputError
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.pipeline.update.divided_update import StageUpdate, divide_update, update_function
+from hetjax.pipeline.update.divided_update import StageUpdate, divide_update
+from hetjax.pipeline.update.whole_update import update_function
 
 Part = ParameterPart
 Parts = Sequence[Sequence[ParameterPart]]

@@ -10,7 +10,7 @@ from hetjax.runtime.instructions.instruction import (
     Run,
     Tag,
 )
-from hetjax.runtime.workers.worker import EarlyRuns
+from hetjax.runtime.workers.early_runs import EarlyRuns
 
 DEFERRED = [Deferred(m, 0) for m in range(3)]
 WAIT = Receive(Tag(Route(RouteKind.VALUE, 0, 1), 9), (ReceivedValue(9, 0),))

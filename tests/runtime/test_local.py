@@ -29,9 +29,10 @@ from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.compilation.compiled_stage import StageCompiler
 from hetjax.runtime.compilation.state import initial_parameters
 from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.workers.early_runs import EarlyRuns
 from hetjax.runtime.workers.job import Job
 from hetjax.runtime.workers.step_report import link_events, link_uses
-from hetjax.runtime.workers.worker import EarlyRuns, StageWorker
+from hetjax.runtime.workers.worker import StageWorker
 
 SMALL, SHARED = Model(("scalar",)), Model(("dense", "dense"))
 UNLIKE = (

@@ -32,7 +32,7 @@ from hetjax.pipeline.stages import traced_stage
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update import alike_leaves
 from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
-from hetjax.pipeline.update.divided_update import trace_update
+from hetjax.pipeline.update.traced_update import trace_update
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.compilation import made_parameters as making
 from hetjax.runtime.compilation import partitioners

@@ -13,30 +13,23 @@ stage knows before it updates.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from hetjax.errors import InputError
 from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
-from hetjax.pipeline.program.loss import accumulator_dtype
-from hetjax.pipeline.program.repeated_steps import without_repeats
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves, whole_leaves
-from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update.state_groups import state_groups
+from hetjax.pipeline.update.traced_update import divided_trace
 from hetjax.pipeline.update.update_analysis import Message, UpdateAnalysis
-from hetjax.pipeline.update.update_by_rows import UpdateByRows, update_by_rows
 from hetjax.pipeline.update.update_rows import RowEvaluator, pack, unpack
+from hetjax.pipeline.update.whole_update import if_finite, zeros_of
 
-Result = TypeVar("Result")
 MessagesByPair = Mapping[tuple[int, int], list[Message]]
 
 
@@ -162,269 +155,6 @@ def divide_update(
         groups.setdefault((message.phase, message.stage), []).append(message)
     num_phases = 1 + max((message.phase + 1 for message in every), default=0)
     return tuple(_stage_update(analysis, stage, num_phases, groups) for stage in range(len(parts)))
-
-
-def update_function(
-    optimizer: optax.GradientTransformation, unflatten: Callable[[Sequence[Any]], Any]
-) -> Callable[..., tuple[Any, ...]]:
-    """The whole update, as one device computes it.
-
-    Where the loss or the norm is not finite, parameters and state come out as they went in, bit for
-    bit. Optimizers that look for infinities themselves (a loss scale that halves) are then not
-    asked.
-
-    Args:
-        optimizer: an Optax transformation; one that takes the ``value`` of the loss gets it.
-        unflatten: from leaves to the parameters' pytree.
-
-    Returns:
-        A function of (parameter leaves, summed gradient leaves, state, total, count) to (new
-        parameter leaves, new state leaves, metrics). The metrics are the loss, the norm of the mean
-        gradient, and the squared norm of each leaf of it, ``[leaves]``. With ``set_back=True`` it
-        returns also zeros in the place of the gradients.
-    """
-    unguarded = _unguarded(optimizer, unflatten)
-
-    def update(
-        parameters: Sequence[Any],
-        gradients: Sequence[Any],
-        state: Any,
-        total: Any,
-        count: Any,
-        *,
-        set_back: bool = False,
-    ) -> tuple[Any, ...]:
-        metrics = _metrics(_means(parameters, gradients, count), total, count)
-
-        def applied() -> tuple[list[Any], ...]:
-            updated, new_state, _ = unguarded(parameters, gradients, state, total, count)
-            return updated, new_state, *_zeros(gradients, set_back)
-
-        def kept() -> tuple[list[Any], ...]:
-            return list(parameters), jax.tree.leaves(state), *_zeros(gradients, set_back)
-
-        updated, new_state, *zeros = _if_finite(metrics, applied, kept)
-        return updated, new_state, metrics, *zeros
-
-    return update
-
-
-def _unguarded(
-    optimizer: optax.GradientTransformation,
-    unflatten: Callable[[Sequence[Any]], Any],
-    loss_seed: float = 1.0,
-) -> Callable[..., tuple[list[Any], list[Any], tuple[Any, Any, Any]]]:
-    """`update_function`, but that a step is applied whatever its numbers are."""
-    extended = optax.with_extra_args_support(optimizer)
-
-    def update(
-        parameters: Sequence[Any], gradients: Sequence[Any], state: Any, total: Any, count: Any
-    ) -> tuple[list[Any], list[Any], tuple[Any, Any, Any]]:
-        means = _means(parameters, gradients, count if loss_seed == 1.0 else count * loss_seed)
-        tree = unflatten(parameters)
-        metrics = _metrics(means, total, count)
-        # A gradient that is not there is one that the update does not read.
-        given = [
-            jnp.zeros_like(p) if m is None else m for p, m in zip(parameters, means, strict=True)
-        ]
-        updates, state = _updated(extended, unflatten(given), state, tree, metrics[0])
-        updated = optax.apply_updates(tree, updates)
-        return jax.tree.leaves(updated), jax.tree.leaves(state), metrics
-
-    return update
-
-
-def _updated(
-    optimizer: optax.GradientTransformationExtraArgs,
-    gradients: Any,
-    state: Any,
-    parameters: Any,
-    loss: Any,
-) -> tuple[Any, Any]:
-    """What an optimizer makes of gradients, and of the loss where it takes that as ``value``."""
-    try:
-        return optimizer.update(gradients, state, parameters, value=loss)
-    except TypeError as error:
-        # No signature tells it: a chain takes all keywords, and hands them on to what may not.
-        if "unexpected keyword argument 'value'" not in str(error):
-            raise
-        return optimizer.update(gradients, state, parameters)
-
-
-def _means(parameters: Sequence[Any], gradients: Sequence[Any], count: Any) -> list[Any]:
-    return [
-        None if g is None else (g / count.astype(g.dtype)).astype(p.dtype)
-        for g, p in zip(gradients, parameters, strict=True)
-    ]
-
-
-def _metrics(means: Sequence[Any], total: Any, count: Any) -> tuple[Any, Any, Any]:
-    """The mean loss, the norm of the gradients that there are, and the squared norm of each."""
-    there = [mean for mean in means if mean is not None]
-    summed = (np.dtype(jnp.finfo(accumulator_dtype(mean.dtype)).dtype) for mean in there)
-    wide = max(summed, key=lambda each: each.itemsize)
-    none = jnp.zeros((), wide)
-    squares = [none if mean is None else _squared_norm(mean, wide) for mean in means]
-    squared = sum(s for s, mean in zip(squares, means, strict=True) if mean is not None)
-    return total.astype(count.dtype) / count, jnp.sqrt(squared), jnp.stack(squares)
-
-
-def _squared_norm(array: Any, wide: np.dtype) -> Any:
-    """As `optax.tree.norm` has it: what an optimizer clips by is then the same sum."""
-    array = array.astype(np.result_type(wide, np.complex64) if jnp.iscomplexobj(array) else wide)
-    return jnp.sum(jnp.square(jnp.real(array)) + jnp.square(jnp.imag(array)))
-
-
-def _zeros(gradients: Sequence[Any], set_back: bool) -> tuple[list[Any], ...]:
-    """Made in the branches, where XLA sees that they take the place of what was read there."""
-    return ([jnp.zeros_like(gradient) for gradient in gradients],) if set_back else ()
-
-
-def _if_finite(
-    metrics: tuple[Any, ...], applied: Callable[[], Result], kept: Callable[[], Result]
-) -> Result:
-    """What is applied, or what is kept where loss or norm is not finite.
-
-    A conditional: a selection element by element keeps XLA from updating in place, and an update
-    then takes half as long again.
-    """
-    loss, norm, _ = metrics
-    return jax.lax.cond(jnp.isfinite(loss) & jnp.isfinite(norm), applied, kept)
-
-
-def trace_update(
-    optimizer: optax.GradientTransformation,
-    parameters: Sequence[jax.ShapeDtypeStruct],
-    unflatten: Callable[[Sequence[Any]], Any],
-    loss_dtype: Any = jnp.float32,
-    frozen: FrozenLeaves = NONE_FROZEN,
-    loss_seed: float = 1.0,
-) -> FlatJaxpr:
-    """Trace the whole update, as one device computes it.
-
-    Args:
-        optimizer: any Optax transformation.
-        parameters: shapes of all parameter leaves.
-        unflatten: from the leaves to the parameters' pytree.
-        loss_dtype: of the summed loss and the count.
-        frozen: leaves without a gradient, which are then no inputs, and without an update, whose
-            new values are no outputs.
-        loss_seed: what the summed gradients are multiplied by.
-
-    Returns:
-        From parameters, summed gradients, optimizer state, summed loss and count to new parameters,
-        new state, and the three metrics of `update_function`.
-
-    Raises:
-        InputError: the optimizer's update fails, or asks for what a step does not have.
-    """
-    shapes = tuple(parameters)
-    tree = jax.tree.structure(unflatten(shapes))
-    return _traced(optimizer, tree, shapes, np.dtype(loss_dtype), frozen, loss_seed)
-
-
-def divided_trace(
-    optimizer: optax.GradientTransformation,
-    parameters: Sequence[jax.ShapeDtypeStruct],
-    unflatten: Callable[[Sequence[Any]], Any],
-    loss_dtype: Any,
-    frozen: FrozenLeaves,
-    leaves: StackedLeaves,
-    loss_seed: float,
-) -> UpdateByRows:
-    """Trace the whole update of parameters, some of which are rows of leaves.
-
-    Args:
-        optimizer: any Optax transformation.
-        parameters: shapes of all parameter leaves.
-        unflatten: from the leaves to the parameters' pytree.
-        loss_dtype: of the summed loss and the count.
-        frozen: parameters without a gradient, and without an update: all rows of a leaf or none.
-        leaves: which leaves count as a parameter for each row.
-        loss_seed: what the summed gradients are multiplied by.
-
-    Returns:
-        The update, by rows.
-    """
-    of_leaves = FrozenLeaves(
-        leaves.joined_places(frozen.without_gradient), leaves.joined_places(frozen.without_update)
-    )
-    flat = trace_update(optimizer, parameters, unflatten, loss_dtype, of_leaves, loss_seed)
-    return update_by_rows(flat, leaves, of_leaves)
-
-
-# It takes seconds for hundreds of leaves, and is asked for by whoever plans, cuts and divides.
-@functools.lru_cache(maxsize=2)
-def _traced(
-    optimizer: optax.GradientTransformation,
-    tree: Any,
-    parameters: tuple[jax.ShapeDtypeStruct, ...],
-    loss_dtype: np.dtype,
-    frozen: FrozenLeaves,
-    loss_seed: float,
-) -> FlatJaxpr:
-    def unflatten(leaves: Sequence[Any]) -> Any:
-        return jax.tree.unflatten(tree, leaves)
-
-    # As it is, so that JAX knows its trace for all who ask.
-    state = jax.eval_shape(optimizer.init, unflatten(parameters))
-    gradients = [
-        jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype))
-        for leaf, p in enumerate(parameters)
-        if leaf not in frozen.without_gradient
-    ]
-    scalar = jax.ShapeDtypeStruct((), loss_dtype)
-    _check_asks(state)
-    unguarded = _unguarded(optimizer, unflatten, loss_seed)
-
-    def update(parameters: Any, gradients: Any, state: Any, total: Any, count: Any) -> Any:
-        given = iter(gradients)
-        every = [
-            None if leaf in frozen.without_gradient else next(given)
-            for leaf in range(len(parameters))
-        ]
-        updated, *rest = unguarded(parameters, every, state, total, count)
-        kept = [new for leaf, new in enumerate(updated) if leaf not in frozen.without_update]
-        return kept, *rest
-
-    # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
-    with jax.numpy_dtype_promotion("standard"), _naming_what_it_wants():
-        closed = jax.make_jaxpr(update)(list(parameters), gradients, state, scalar, scalar)
-    return without_repeats(flatten_jaxpr(closed, inline_conditionals=True))
-
-
-_LINE_SEARCHES = (
-    optax.ScaleByBacktrackingLinesearchState,
-    optax.ScaleByZoomLinesearchState,
-)
-
-
-def _check_asks(state: Any) -> None:
-    """Refuse optimizers that compute the loss again within a step, by what their state holds."""
-    kinds = (*_LINE_SEARCHES, optax.ScaleByLBFGSState)
-    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, kinds))
-    if not any(isinstance(part, _LINE_SEARCHES) for part in parts):
-        return
-    is_lbfgs = any(isinstance(part, optax.ScaleByLBFGSState) for part in parts)
-    raise InputError(
-        f"the optimizer is {'optax.lbfgs with its' if is_lbfgs else 'one with a'} line search, "
-        f"which wants 'grad' and 'value_fn' to compute the loss at other parameters within a step; "
-        f"a step computes it once, and gives an optimizer its 'value' alone"
-    )
-
-
-@contextmanager
-def _naming_what_it_wants() -> Iterator[None]:
-    """Errors of an optimizer's update as what they mostly are: something that it is not given."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"the optimizer's update fails: {error} (it is given the gradients, its state, the "
-            f"parameters, and the 'value' of the loss where it takes one)"
-        ) from error
 
 
 def _stage_update(
@@ -556,13 +286,13 @@ def _phase(
             return (
                 [inner.output(analysis.new_parameters[part.leaf], part) for part in parts],
                 [inner.output(analysis.new_state[part.leaf], part) for part in state[read_only:]],
-                *_zeros(gradients, set_back),
+                *zeros_of(gradients, set_back),
             )
 
         def kept() -> tuple[list[Any], ...]:
-            return list(parameters), list(held)[read_only:], *_zeros(gradients, set_back)
+            return list(parameters), list(held)[read_only:], *zeros_of(gradients, set_back)
 
-        updated, new_state, *zeros = _if_finite(metrics, applied, kept)
+        updated, new_state, *zeros = if_finite(metrics, applied, kept)
         return updated, new_state, metrics, *zeros
 
     return run

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from hetjax.pipeline.program.loss import parameter_shapes
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.pipeline.update.divided_update import divided_trace, trace_update
+from hetjax.pipeline.update.traced_update import divided_trace, trace_update
 from hetjax.pipeline.update.update_analysis import UpdateAnalysis
 from hetjax.pipeline.update.update_by_rows import may_mix_rows
 

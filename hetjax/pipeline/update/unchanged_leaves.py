@@ -31,8 +31,8 @@ from hetjax.pipeline.program.traced_program import (
     Step,
     operand_value,
 )
-from hetjax.pipeline.update.divided_update import trace_update
 from hetjax.pipeline.update.state_shares import state_shares
+from hetjax.pipeline.update.traced_update import trace_update
 
 _ZEROS_OF_ZEROS = frozenset(
     """

@@ -36,7 +36,7 @@ def update_by_rows(flat: FlatJaxpr, leaves: StackedLeaves, frozen: FrozenLeaves)
     """Compute an update row by row.
 
     Args:
-        flat: the update, as `hetjax.pipeline.update.divided_update.trace_update` returns it.
+        flat: the update, as `hetjax.pipeline.update.traced_update.trace_update` returns it.
         leaves: which leaves of the parameters count as rows.
         frozen: leaves without a gradient, which are no inputs, and without an update, which are no
             outputs.

@@ -1,7 +1,7 @@
 """What is not finite: losses and gradients of a step, and states that are to be saved.
 
 Whether a step is applied is decided on the devices, by
-`hetjax.pipeline.update.divided_update.update_function`; here it is put into words.
+`hetjax.pipeline.update.whole_update.update_function`; here it is put into words.
 """
 
 from __future__ import annotations

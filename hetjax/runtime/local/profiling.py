@@ -20,8 +20,8 @@ from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.program.work_classes import steps_work
 from hetjax.pipeline.stages.backward import Reads, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import Stage, crossing_values, cut
-from hetjax.pipeline.update.divided_update import update_function
 from hetjax.pipeline.update.unchanged_leaves import with_frozen_leaves
+from hetjax.pipeline.update.whole_update import update_function
 from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
 from hetjax.planner.work.run_structure import part_shape
 from hetjax.runtime.compilation.late_sums import typed_mesh

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Event, host_track, stage_track
@@ -45,13 +45,14 @@ from hetjax.runtime.instructions.instruction import (
     Tag,
 )
 from hetjax.runtime.instructions.instruction_list import (
-    WEIGHT_GRADIENT,
     evaluation_instructions,
     training_instructions,
 )
 from hetjax.runtime.instructions.placement import Placement, reduction_groups
 from hetjax.runtime.moves.transport import Transport
+from hetjax.runtime.workers.early_runs import EarlyRuns
 from hetjax.runtime.workers.instruction_run import InstructionRun
+from hetjax.runtime.workers.placed_rows import global_array, local_rows
 from hetjax.runtime.workers.playing import Pace
 from hetjax.runtime.workers.step_report import StepReport
 
@@ -428,11 +429,11 @@ class _StepRun(InstructionRun):
         size = placement.pipeline_plan(stage).microbatch_size
         start, stop = placement.examples_of(stage, self.worker.member)
         shardings = self.worker.compiled.batch
-        first, end = _local_rows(list(shardings.values()), stop - start)
+        first, end = local_rows(list(shardings.values()), stop - start)
         base = placement.first_example(stage) + instruction.microbatch * size + start
         leaves = self.feed(base + first, base + end)
         arrays = [
-            _global_array(leaves[b.leaf], stop - start, shape, shardings[b.leaf], first)
+            global_array(leaves[b.leaf], stop - start, shape, shardings[b.leaf], first)
             for b, shape in zip(instruction.buffers, self.worker.programs.batch, strict=True)
         ]
         self.hold(instruction.buffers, arrays)
@@ -469,81 +470,3 @@ class _StepRun(InstructionRun):
             if isinstance(name, ACTIVATIONS):
                 self.live[name.microbatch] += sign
                 self.live_bytes += sign * self.worker.num_bytes(name, self.buffers[name])
-
-
-class EarlyRuns:
-    """Which weight gradients of an instruction list have run before their turn.
-
-    Gradients are added up in the order of the list, whatever runs early: so the next run that adds
-    to the sums is the only one that may be taken, and only if it is a weight gradient.
-
-    Args:
-        instructions: the list.
-    """
-
-    def __init__(self, instructions: Sequence[Instruction]):
-        names = (WEIGHT_GRADIENT, "backward")
-        self._runs = [
-            (place, instruction)
-            for place, instruction in enumerate(instructions)
-            if isinstance(instruction, Run) and instruction.program in names
-        ]
-        self._next = 0
-        self._early: set[int] = set()
-
-    def next_after(self, place: int, held: Container[Buffer]) -> Run | None:
-        """The weight gradient that may run before the instruction at a place.
-
-        Args:
-            place: where the worker is in the list.
-            held: the buffers that it has.
-
-        Returns:
-            The run; None where the next sum is another program's, or its inputs are not there.
-        """
-        while self._next < len(self._runs) and self._runs[self._next][0] < place:
-            self._next += 1
-        if self._next == len(self._runs):
-            return None
-        run = self._runs[self._next][1]
-        if run.program != WEIGHT_GRADIENT:
-            return None
-        return run if all(b in held for group in run.inputs for b in group) else None
-
-    def mark(self) -> None:
-        """Note that the run last returned by `next_after` has run."""
-        self._early.add(self._runs[self._next][0])
-        self._next += 1
-
-    def has_run(self, place: int) -> bool:
-        """Whether the instruction at a place ran early."""
-        return place in self._early
-
-
-def _local_rows(shardings: Sequence[NamedSharding], size: int) -> tuple[int, int]:
-    """The rows of a microbatch that this process's devices hold."""
-    spans = [
-        index[0].indices(size)
-        for sharding in shardings
-        for index in sharding.addressable_devices_indices_map((size,)).values()
-        if index is not None
-    ]
-    return min(span[0] for span in spans), max(span[1] for span in spans)
-
-
-def _global_array(
-    rows: np.ndarray,
-    num_rows: int,
-    like: jax.ShapeDtypeStruct,
-    sharding: NamedSharding,
-    first: int,
-) -> jax.Array:
-    rows = np.asarray(rows).astype(like.dtype, copy=False)
-    if sharding.is_fully_addressable:
-        return jax.device_put(rows, sharding)
-
-    def part(index: Any) -> np.ndarray:
-        start, stop, _ = index[0].indices(num_rows)
-        return rows[(slice(start - first, stop - first), *index[1:])]
-
-    return jax.make_array_from_callback((num_rows, *like.shape[1:]), sharding, part)
