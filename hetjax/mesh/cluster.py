@@ -303,9 +303,10 @@ class Cluster:
         Raises:
             InputError: the submesh is not in the cluster.
         """
-        part, devices = self.subcluster(submesh.subcluster), self.devices(submesh)
+        part = self.subcluster(submesh.subcluster)
         if not part.network_cards:
-            return {(node, 0) for node, _ in devices}
+            return {(node, 0) for node in self.nodes(submesh)}
+        devices = self.devices(submesh)
         return {(node, card) for node, device in devices for card in part.cards_of([device])}
 
     def check_submesh(self, submesh: SubMesh) -> None:
@@ -333,6 +334,17 @@ class Cluster:
                 f"subcluster {subcluster.name!r} has {per_node} device(s) a node. "
                 f"Allowed: shape (1, m) inside a node, or (n, {per_node}) of whole nodes"
             )
+
+    def nodes(self, submesh: SubMesh) -> range:
+        """Which nodes of its subcluster a submesh's devices are in.
+
+        Raises:
+            InputError: the submesh is not in the cluster.
+        """
+        self.check_submesh(submesh)
+        per_node = self.subcluster(submesh.subcluster).devices_per_node
+        last = submesh.start + submesh.num_devices - 1
+        return range(submesh.start // per_node, last // per_node + 1)
 
     def devices(self, submesh: SubMesh) -> tuple[tuple[int, int], ...]:
         """Where a submesh's devices are in their subcluster.

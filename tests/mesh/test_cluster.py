@@ -83,7 +83,8 @@ def test_submesh_devices_are_numbered_alike_in_both_counts(drawn):
     assert len(ids) == submesh.num_devices
     assert ids[0] == cluster.global_device_offset(submesh)
     assert ids[-1] < cluster.num_devices
-    assert len({node for node, _ in places}) == submesh.shape[0]
+    assert list(cluster.nodes(submesh)) == sorted({node for node, _ in places})
+    assert len(cluster.nodes(submesh)) == submesh.shape[0]
 
 
 @given(clusters())

@@ -305,17 +305,19 @@ def dependency_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
     Raises:
         InputError: the stages deadlock; the message names what each one waits for.
     """
-    done: set[tuple[int, Task]] = set()
+    done: set[tuple[int, TaskKind, int]] = set()
     waiting = [list(reversed(row)) for row in schedule.rows]
     moved = True
     while moved:
         moved = False
         for row in waiting:
             while row:
-                source = input_source(schedule, *row[-1])
-                if source is not None and source not in done:
+                stage, task = row[-1]
+                source = input_source(schedule, stage, task)
+                # A neighbour's task of the same kind and microbatch.
+                if source is not None and (source[0], task.kind, task.microbatch) not in done:
                     break
-                done.add(row[-1])
+                done.add((stage, task.kind, task.microbatch))
                 moved = True
                 yield row.pop()
     blocked = [row[-1] for row in waiting if row]
@@ -396,20 +398,23 @@ def _check_task(task: object, where: str) -> None:
 def _check_stage(schedule: Schedule, stage: int) -> None:
     """Raises unless a stage runs all it must once, and each after what it needs."""
     where = f"schedule {schedule.name!r}, stage {stage}"
-    seen: set[Task] = set()
+    # Of all tasks of a long schedule, pairs are made and found much faster than tasks.
+    seen: set[tuple[TaskKind, int]] = set()
     for task in schedule.order[stage]:
-        if task in seen:
+        own = task.kind, task.microbatch
+        if own in seen:
             raise InputError(f"{where}: task {task} stands twice in the order")
         for kind, name in _NEEDS[task.kind]:
-            if Task(kind, task.microbatch) not in seen:
+            if (kind, task.microbatch) not in seen:
                 raise InputError(
                     f"{where}: task {task} comes before its {name} {kind}{task.microbatch}"
                 )
-        if task.kind == "R" and Task("B", task.microbatch) in seen:
+        if task.kind == "R" and ("B", task.microbatch) in seen:
             raise InputError(f"{where}: task {task} comes after its backward B{task.microbatch}")
-        seen.add(task)
-    for microbatch, kind in itertools.product(range(schedule.num_microbatches), ("F", "B")):
-        if Task(kind, microbatch) not in seen:
+        seen.add(own)
+    kinds: tuple[TaskKind, ...] = ("F", "B")
+    for microbatch, kind in itertools.product(range(schedule.num_microbatches), kinds):
+        if (kind, microbatch) not in seen:
             raise InputError(f"{where}: task {kind}{microbatch} is missing from the order")
 
 

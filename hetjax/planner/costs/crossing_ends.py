@@ -137,11 +137,7 @@ def is_in_one_node(cluster: Cluster, a: SubMesh, b: SubMesh) -> bool:
         a: a submesh.
         b: another.
     """
-    return a.subcluster == b.subcluster and _nodes(cluster, a) == _nodes(cluster, b)
-
-
-def _nodes(cluster: Cluster, submesh: SubMesh) -> set[int]:
-    return {node for node, _ in cluster.devices(submesh)}
+    return a.subcluster == b.subcluster and cluster.nodes(a) == cluster.nodes(b)
 
 
 def joined_link(parts: Sequence[CrossingPart]) -> Link:

@@ -51,7 +51,7 @@ def used_nodes(plan: Plan) -> tuple[int, ...]:
     used: dict[str, set[int]] = {each.name: set() for each in plan.cluster.subclusters}
     for stage in plan.stages:
         for submesh in stage.submeshes:
-            used[submesh.subcluster].update(node for node, _ in plan.cluster.devices(submesh))
+            used[submesh.subcluster].update(plan.cluster.nodes(submesh))
     return tuple(len(nodes) for nodes in used.values())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
 from hetjax.mesh.cluster import Cluster, SubMesh
@@ -66,7 +65,7 @@ def data_axis_link(link: Link, shape: tuple[int, int], mesh_shape: tuple[int, in
     if nodes == 1:
         return link
     # Where the tensor axis is longer than a node, a node has some of its places.
-    return replace(link, bandwidth=link.bandwidth / min(mesh_shape[1], devices))
+    return Link(link.bandwidth / min(mesh_shape[1], devices), link.latency)
 
 
 def transfer_seconds(link: Link, size: float) -> float:
