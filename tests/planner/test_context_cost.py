@@ -12,13 +12,14 @@ import pytest
 from context_jobs import JOB, LENGTH, SIZE, context_plan, problem_of, split_of
 
 from hetjax.pipeline.program.traced_program import num_bytes
-from hetjax.planner.costs.context_cost import ContextPrograms, context_programs
+from hetjax.planner.costs.context_cost import ContextPrograms, amounts_alone, context_programs
 from hetjax.planner.costs.union_cost import executions_of
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.context_items import ComputedRun, Item, Moved
+from hetjax.planner.work.context_walk import Amounts
 from hetjax.planner.work.profile import Composition, Profile, WayTimes
 from hetjax.planner.work.stage_work import measure
 from hetjax.runtime.instructions.divided_program import DividedProgram, MoveGroup
@@ -45,6 +46,10 @@ BLOCKS, HEAD = 2, HeadBytes(4, 4)
 
 def programs_of(plan: Plan) -> ContextPrograms:
     return context_programs(plan, plan.pipeline, 0, problem_of(plan), None)
+
+
+def alone_of(problem: PlanningProblem) -> tuple[Amounts, Amounts]:
+    return amounts_alone(problem, (0, problem.program.num_positions), 0, None)
 
 
 def sent(items: tuple[Item, ...]) -> Counter[tuple[int, int]]:
@@ -152,7 +157,7 @@ def test_members_compute_all_products_between_them():
 def test_members_are_slower_by_as_much_as_the_stage_on_one_device(split: ContextSplit):
     plan = context_plan(split)
     problem = problem_of(plan)
-    alone, nothing = programs_of(plan).alone, np.zeros(problem.num_layers)
+    alone, nothing = alone_of(problem), np.zeros(problem.num_layers)
     # Long, so that what starting programs takes does not count.
     rates = {name: 1e-6 for each in alone for name in each.classes}
     names = [part.name for part in problem.cluster.subclusters]
@@ -178,5 +183,5 @@ def test_what_one_device_computes_is_what_its_layers_do():
     plan = context_plan(UNEVEN)
     problem = problem_of(plan)
     (work,) = measure(problem.program, (0, problem.program.num_positions))
-    for alone, cost in zip(programs_of(plan).alone, (work.forward, work.backward), strict=True):
+    for alone, cost in zip(alone_of(problem), (work.forward, work.backward), strict=True):
         assert (alone.flops, alone.traffic) == (cost.matmul_flops, cost.bytes)

@@ -131,7 +131,12 @@ def task_costs(
     split = stage.shares.context
     assert split is not None, "the stage shares the context"
     speeds = MemberSpeeds(problem, union, split, found)
-    return TaskCosts(problem, run, speeds, network_among(plan.cluster, stage.members))
+    network = network_among(plan.cluster, stage.members)
+
+    def alone() -> tuple[Amounts, Amounts]:
+        return amounts_alone(problem, plan.boundaries(pipeline), index, after)
+
+    return TaskCosts(problem, run, speeds, network, alone)
 
 
 def context_programs(
@@ -216,14 +221,36 @@ def _traced(
     lies = _inputs_lie(runs[index], traced, program, split)
     trace = walk_context(traced, ring.union, lies)
     inside = _inside_members(plan, stage, program, shared, traced, ring)
-    alone = _alone(problem, plan.boundaries(pipeline), index, after)
-    return ContextPrograms(programs, trace, dict(_tasks(programs, trace)), inside, alone)
+    return ContextPrograms(programs, trace, dict(_tasks(programs, trace)), inside)
 
 
-def _alone(
+def amounts_alone(
     problem: PlanningProblem, boundaries: Sequence[int], index: int, after: Work | None
 ) -> tuple[Amounts, Amounts]:
-    """What one device computes of a stage by itself, forward and backward, as profiles have it."""
+    """What one device computes of a stage by itself, forward and backward: what profiles measure.
+
+    Args:
+        problem: the problem.
+        boundaries: the positions where stages begin, and the end.
+        index: which stage.
+        after: the work of the stage after it; None for the last stage.
+    """
+    known = _known_alone.setdefault(problem.program, {})
+    key = tuple(boundaries), index
+    if key not in known:
+        known[key] = _found_alone(problem, boundaries, index, after)
+    return known[key]
+
+
+_known_alone: WeakKeyDictionary[Program, dict[object, tuple[Amounts, Amounts]]] = (
+    WeakKeyDictionary()
+)
+"""What was found: a stage is predicted with many splits."""
+
+
+def _found_alone(
+    problem: PlanningProblem, boundaries: Sequence[int], index: int, after: Work | None
+) -> tuple[Amounts, Amounts]:
     program, is_last = problem.program, after is None
     runs = cut(program, boundaries)
     groups = problem.known.groups

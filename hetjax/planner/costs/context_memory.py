@@ -19,7 +19,7 @@ from hetjax.pipeline.stages.backward import StagePrograms
 from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.context_items import ComputedRun, Item
-from hetjax.planner.work.context_walk import Amounts, ContextTrace, Shares
+from hetjax.planner.work.context_walk import ContextTrace, Shares
 from hetjax.planner.work.execution import parameter_bytes
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.tensor_walk import TensorTrace
@@ -49,14 +49,12 @@ class ContextPrograms:
         trace: what members have of the values in them.
         tasks: by name.
         inside: of each member that divides values over a tensor axis, what its devices have.
-        alone: what one device computes of the stage by itself, forward and backward, ``[]``.
     """
 
     programs: StagePrograms
     trace: ContextTrace
     tasks: Mapping[str, ContextTask]
     inside: tuple[TensorTrace | None, ...]
-    alone: tuple[Amounts, Amounts]
 
 
 def held_bytes(

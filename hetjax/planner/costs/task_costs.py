@@ -63,7 +63,9 @@ class MemberSpeeds:
 
         return self._seconds(items, member, mine, float(self._tokens[member]), direction)
 
-    def alone_seconds(self, items: Sequence[Item], member: int, direction: int) -> float:
+    def alone_seconds(
+        self, items: Sequence[Item], alone: Amounts, member: int, direction: int
+    ) -> float:
         """What a member would take for the stage, were it not shared.
 
         What members compute adds up to something else: tiles of attention at the ends of their
@@ -71,10 +73,11 @@ class MemberSpeeds:
 
         Args:
             items: what all members compute of the stage, as for `seconds`.
+            alone: what one device computes of it, ``[]``.
             member: the member's place.
             direction: of which pass they are.
         """
-        speed, alone = self._speeds[member], self.found.alone[direction]
+        speed = self._speeds[member]
         seconds = _seconds_of(speed, alone, float, direction)
         if self.found.inside[member] is None:
             return seconds
@@ -145,13 +148,19 @@ class TaskCosts:
         run: the stage's work on one device.
         speeds: what the members take for what they compute.
         network: what carries their moves.
+        alone: finds what one device computes of the stage, forward and backward.
     """
 
     def __init__(
-        self, problem: PlanningProblem, run: Runs, speeds: MemberSpeeds, network: MemberNetwork
+        self,
+        problem: PlanningProblem,
+        run: Runs,
+        speeds: MemberSpeeds,
+        network: MemberNetwork,
+        alone: Callable[[], tuple[Amounts, Amounts]],
     ):
         self.union, self.found = speeds.union, speeds.found
-        self._network, self._speeds = network, speeds
+        self._network, self._speeds, self._alone = network, speeds, alone
         self._factors = np.array([self._measured(problem, run, each) for each in ("F", "B")])
 
     def played(self, name: str) -> Played:
@@ -175,7 +184,8 @@ class TaskCosts:
                 found.append(1.0)
                 continue
             whole = times.forward if task.direction == FORWARD else times.backward
-            expected = self._speeds.alone_seconds(task.items, m, task.direction)
+            amounts = self._alone()[task.direction]
+            expected = self._speeds.alone_seconds(task.items, amounts, m, task.direction)
             measured = float(run.in_form(whole.of(run.layers)))
             # Of layers that are frozen there is no backward pass.
             found.append(measured / expected if expected else 1.0)
