@@ -16,6 +16,7 @@ from hetjax import _compat
 from hetjax.pipeline.program.computations import is_large
 from hetjax.pipeline.program.costs import is_expensive
 from hetjax.pipeline.program.pieces import key_of, pieces_of
+from hetjax.pipeline.program.selections import selected_comparisons
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import (
     Constant,
@@ -324,7 +325,12 @@ def halve(traced: TracedStage, *, is_last: bool) -> TracedPasses:
     def size(value: int) -> int:
         return num_bytes(flat.avals[value])
 
-    residuals = tuple(sorted(choose_residuals(before, inputs, needed, size, _is_kept)))
+    compared = selected_comparisons(before)
+
+    def is_kept(step: Step) -> bool:
+        return step in compared or _is_kept(step)
+
+    residuals = tuple(sorted(choose_residuals(before, inputs, needed, size, is_kept)))
     return TracedPasses(
         before=tuple(before),
         forward=needed_steps(before, [*traced.sent, *residuals]),
