@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from hetjax.commands.command_line import Parser, configuration_of, named, run_command
-from hetjax.commands.output import tell_places
+from hetjax.commands.output import AskedFiles
 from hetjax.commands.signals import doing, run_process
 from hetjax.files import check_folder, check_writable
 
@@ -131,13 +131,13 @@ def _align(arguments: argparse.Namespace) -> int:
     doing("comparing operators")
     with MeasuringProgress("done") as progress:
         aligned = align(configuration, options, progress.update)
-    if arguments.html:
-        write_alignment_page(arguments.html, aligned)
+    files = AskedFiles()
+    files.write("report", arguments.html, lambda path: write_alignment_page(path, aligned))
     if arguments.json:
         print(json.dumps(alignment_figures(aligned, arguments.rows), indent=1))
     else:
         show_alignment(make_console(), aligned, arguments.rows)
-    tell_places(report=arguments.html)
+    files.tell()
     return 0
 
 

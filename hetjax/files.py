@@ -27,7 +27,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         A path in the same folder; it is removed if the block raises.
 
     Raises:
-        OSError: it is there, and is no file: a device would be replaced for all who use it.
+        OSError: it cannot be written, or is there and is no file: a device would be replaced for
+            all who use it. The error names the file.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -39,18 +40,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     if _is_no_file(target):
         raise OSError(errno.EINVAL, _NO_FILE, str(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Of a fixed length: names may be as long as the file system has them.
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".hetjax-")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        # mkstemp's files are for their owner alone; reports are as readable as any new file.
-        temporary.chmod(0o666 & ~_umask())
-        yield temporary
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _naming(path, target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Of a fixed length: names may be as long as the file system has them.
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=_TEMPORARY)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            # mkstemp's files are for their owner alone; reports are as readable as any new file.
+            temporary.chmod(0o666 & ~_umask())
+            yield temporary
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: str | os.PathLike[str], what: str) -> None:
@@ -104,6 +106,20 @@ def check_folder(path: str | os.PathLike[str], what: str) -> None:
 
 
 _NO_FILE = "it is no regular file"
+
+_TEMPORARY = ".hetjax-"
+"""What names of temporary files begin with."""
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str], folder: Path) -> Iterator[None]:
+    """Errors of writing a file into a folder name it: those of a full disk name none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or str(error.filename).startswith(str(folder / _TEMPORARY)):
+            error.filename = os.fspath(path)
+        raise
 
 
 def _is_no_file(target: Path) -> bool:

@@ -20,7 +20,7 @@ from hetjax.commands.command_line import (
     named,
     run_command,
 )
-from hetjax.commands.output import tell_places
+from hetjax.commands.output import AskedFiles
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
 from hetjax.files import check_writable
@@ -95,10 +95,13 @@ def _plan(arguments: argparse.Namespace) -> int:
     told = prepared.plan.prediction
     if arguments.report and told is None:
         raise InputError("--report: nothing is predicted of this plan; leave it out")
-    if arguments.report:
-        write_plan_page(arguments.report, plan_report(prepared, published, alone, others))
-    if arguments.out:
-        prepared.plan.save(arguments.out)
+    files = AskedFiles()
+    files.write(
+        "report",
+        arguments.report,
+        lambda path: write_plan_page(path, plan_report(prepared, published, alone, others)),
+    )
+    files.write("plan", arguments.out, prepared.plan.save)
     if arguments.json:
         content = {
             **figures.plan_figures(prepared),
@@ -111,7 +114,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         print(json.dumps(content, indent=1))
     else:
         show.show_plan(show.make_console(), prepared, published, alone, others)
-    tell_places(report=arguments.report, plan=arguments.out)
+    files.tell()
     return 0
 
 

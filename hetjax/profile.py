@@ -12,6 +12,7 @@ from pathlib import Path
 from hetjax.commands.command_line import Parser, configuration_of, named, run_command
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
+from hetjax.files import check_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +61,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     from hetjax.planner.profiler import ProfileDatabase
 
     database = profile_database(folder)
+    check_folder(folder, "planner.profile")
     merged = sum(database.merge(ProfileDatabase(Path(other))) for other in arguments.merge)
 
     from hetjax.commands.prepare import problem_to_profile

@@ -1,5 +1,6 @@
 """A file is replaced whole or left as it was."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -32,6 +33,13 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path):
         fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_of_a_full_disk_names_the_file(tmp_path: Path):
+    path = tmp_path / "file.txt"
+    with pytest.raises(OSError, match="No space left") as raised, replacing(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert raised.value.filename == str(path)
 
 
 def test_the_file_is_as_readable_as_any_other(tmp_path: Path):

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from cluster_files import TWO_AND_TWO
+from full_disk import fill, small_disk
 
 from hetjax import planner
-from hetjax.commands.command_line import INTERRUPTED
+from hetjax.commands.command_line import INTERRUPTED, NOT_WRITTEN
 from hetjax.commands.figures import stage_figures
 from hetjax.mesh import SubMesh
 from hetjax.pipeline.timeline.streamed_update import GroupTimes
@@ -300,6 +301,21 @@ def test_files_are_written_before_anything_is_printed(
     assert plan_command(*given, "--out", str(plan), "--report", str(page)) == INTERRUPTED
     assert plan.exists()
     assert page.exists()
+
+
+def test_files_that_cannot_be_written_cost_no_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "disk", megabytes=1) as disk:
+        fill(disk)
+        given = ["--config", "quickstart", "--gin", "planner.max_stages = 1", "--json"]
+        paths = [str(disk / "plan.json"), str(disk / "plan.html")]
+        assert plan_command(*given, "--out", paths[0], "--report", paths[1]) == NOT_WRITTEN
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["step_time"] > 0
+    assert "Traceback" not in captured.err
+    assert f"error: {paths[1]}: No space left on device" in captured.err
+    assert paths[0] in captured.err
 
 
 def test_lost_devices_are_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

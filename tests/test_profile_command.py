@@ -121,6 +121,7 @@ def test_devices_that_share_sequences_are_planned_by_what_shorter_ones_took(
     [
         (["--gin", "planner.profile = None"], "planner.profile is None"),
         (["--gin", f"planner.profile = {str(QUICKSTART)!r}"], "which is a file"),
+        (["--gin", "planner.profile = '/proc/hx'"], "/proc/hx: /proc cannot be written to"),
         (["--merge", "/nowhere/at/all"], "there is no such folder"),
     ],
 )

@@ -246,7 +246,7 @@ def _exit_code(
         code = _OF_FILES.get(error.errno or 0)
         if code is None or error.filename is None:
             raise
-        return _fail(OSError(f"{error.filename}: {error.strerror}"), code)
+        return _fail(error, code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -280,7 +280,9 @@ def _only_results(output: Output) -> Iterator[None]:
 
 
 def _fail(error: Exception, code: int) -> int:
-    line = " ".join("; ".join([str(error), *getattr(error, "__notes__", ())]).split())
+    is_of_file = isinstance(error, OSError)
+    said = f"{error.filename}: {error.strerror}" if is_of_file else str(error)
+    line = " ".join("; ".join([said, *getattr(error, "__notes__", ())]).split())
     # A file's name or content must not tell the terminal what to do.
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     print(f"error: {shown}", file=sys.stderr)

@@ -11,7 +11,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from hetjax.commands.figures import parts_figures, schedule_figures, stage_figures
-from hetjax.commands.output import tell_places
+from hetjax.commands.output import AskedFiles
 from hetjax.commands.plan_report import limit_shares
 from hetjax.commands.show import limit_lines, make_console
 from hetjax.commands.words import batches
@@ -58,16 +58,17 @@ def plan_of_foreign_profile(
     found = find_foreign_plan(configuration, cluster)
     alone = _parts(configuration, cluster)
     step_time = found.plan.predicted.step_time
-    if arguments.report:
-        write_plan_page(arguments.report, _report(found, alone))
-    if arguments.out:
-        found.plan.save(arguments.out)
+    files = AskedFiles()
+    files.write(
+        "report", arguments.report, lambda path: write_plan_page(path, _report(found, alone))
+    )
+    files.write("plan", arguments.out, found.plan.save)
     if arguments.json:
         content = {**foreign_figures(found), **parts_figures(alone, step_time)}
         print(json.dumps(content, indent=1))
     else:
         _show(make_console(), found, alone)
-    tell_places(report=arguments.report, plan=arguments.out)
+    files.tell()
 
 
 def _check_plain(configuration: Configuration, arguments: argparse.Namespace) -> None:

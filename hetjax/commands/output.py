@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from hetjax.errors import reason_of
+
 
 class Output:
     """A text file that ends no command: once the one below has failed, it takes all and keeps none.
@@ -46,15 +48,47 @@ class Output:
             self._tell(error)
 
 
-def tell_places(**files: str | None) -> None:
-    """Tell on the standard error where files are that were written before the results are printed.
+class AskedFiles:
+    """Files that a command was asked for, written before its results are printed, told after them.
 
-    Args:
-        files: their paths by what they are; None for those that were not asked for.
+    So a file is not lost where printing does not come to its end, nor are the results, or another
+    file, where one cannot be written.
     """
-    for what, path in files.items():
-        if path:
+
+    def __init__(self) -> None:
+        self._places: dict[str, str] = {}
+        self._failures: list[OSError] = []
+
+    def write(self, what: str, path: str | None, write: Callable[[str], None]) -> None:
+        """Write a file.
+
+        Args:
+            what: what it is, e.g. ``"plan"``.
+            path: where it is asked for; None where it is not.
+            write: writes it there.
+        """
+        if not path:
+            return
+        try:
+            write(path)
+        except OSError as error:
+            self._failures.append(error)
+        else:
+            self._places[what] = path
+
+    def tell(self) -> None:
+        """Tell on the standard error where the files are.
+
+        Raises:
+            OSError: one could not be written; with a note for each other one.
+        """
+        for what, path in self._places.items():
             print(f"the {what} is in {path}", file=sys.stderr)
+        if self._failures:
+            first, *others = self._failures
+            for error in others:
+                first.add_note(reason_of(error))
+            raise first
 
 
 def open_closed() -> None:
