@@ -6,6 +6,7 @@ A new JAX release that moves one of these is mended here and nowhere else.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import os
 import socket
@@ -424,14 +425,24 @@ def source_lines(equation: JaxprEqn) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _is_users(path: Path) -> bool:
-    is_known = {"jax", "jaxlib", "flax", "optax"} & set(path.parts)
-    return not is_known and _CALLED.isdisjoint((path, *path.parents))
+    return (_LIBRARIES | _CALLED).isdisjoint((path, *path.parents))
 
+
+def _library(name: str) -> Path:
+    """The folder of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(name)
+    origin = spec and spec.origin
+    assert origin, name
+    return Path(origin).parent
+
+
+_LIBRARIES = frozenset(map(_library, ("jax", "jaxlib", "flax", "optax")))
+"""What a line of the user's program calls."""
 
 _CALLED = frozenset(
     Path(__file__).parent / part for part in ("_compat.py", "sharding", "runtime/moves")
 )
-"""Where `hetjax.reshard` and `hetjax.attention` are, which a line of the user's program calls."""
+"""Where `hetjax.reshard` and `hetjax.attention` are, which it calls, too."""
 
 _ASKS = Path(__file__).parent / "pipeline/program/opened_equations.py"
 """Where derivatives of calls are traced."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from hetjax._compat import ListeningServer
+from hetjax._compat import ListeningServer, source_lines
 
 NUMBERS = itertools.count(1)
 
@@ -51,6 +51,14 @@ def descriptors() -> dict[str, str]:
         with contextlib.suppress(OSError):
             found[name] = os.readlink(f"/proc/self/fd/{name}")
     return found
+
+
+@pytest.mark.parametrize("folder", ["mine", "jax", "flax", "optax", "jaxlib"])
+def test_lines_are_the_users_in_a_folder_of_any_name(folder: str, tmp_path: Path) -> None:
+    path, found = tmp_path / folder / "loss.py", {}
+    exec(compile("from jax.numpy import sin\ndef loss(x): return sin(x)", path, "exec"), found)
+    (equation,) = jax.make_jaxpr(found["loss"])(1.0).eqns
+    assert source_lines(equation)[0] == f"{path}:2"
 
 
 def connect(address: str) -> socket.socket:
