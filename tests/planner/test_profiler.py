@@ -22,6 +22,7 @@ from hetjax.checked_files import read_json
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.pipeline.program.work_classes import CONVOLVED, MOVED, steps_work
+from hetjax.pipeline.update.update_digest import update_digest
 from hetjax.planner import DynamicProgram, PlanningProblem, PlanOptions, complete, make_problem
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.table_making import make_stage_table
@@ -52,6 +53,7 @@ from hetjax.planner.work.repeating_layers import runs_by_repetition
 
 NEAR, FAR = Link(1e10, 1e-5), Link(1e9, 1e-4)
 KEY = Key("0" * 64, "test", "float32", (1, 1), (1, 1), "data")
+ADAM = optax.adam(1e-3)
 TIMES = Measurement(1e-3, 2e-3, 5e9, 64, 128, 9, 0.02)
 
 
@@ -65,7 +67,12 @@ def two_kinds() -> Cluster:
     return Cluster("test", (fast, slow), (("fast", "slow", FAR),))
 
 
-def problem_of(blocks: int = 8, width: int = 64, examples: int = 32) -> PlanningProblem:
+def problem_of(
+    blocks: int = 8,
+    width: int = 64,
+    examples: int = 32,
+    optimizer: optax.GradientTransformation = ADAM,
+) -> PlanningProblem:
     """Blocks of two products, between an embedding and a head."""
 
     def loss(weights: dict[str, list[jax.Array]], x: jax.Array) -> jax.Array:
@@ -83,7 +90,7 @@ def problem_of(blocks: int = 8, width: int = 64, examples: int = 32) -> Planning
         shapes,
         jax.ShapeDtypeStruct((examples, width), jnp.float32),
         cluster=two_kinds(),
-        optimizer=optax.adam(1e-3),
+        optimizer=optimizer,
         num_microbatches=8,
         options=PlanOptions(max_pipelines=1),
     )
@@ -276,6 +283,42 @@ def test_one_measurement_is_of_all_subclusters_of_a_kind(tmp_path: Path):
 
 def _pairs(*subclusters: Subcluster) -> list[tuple[str, str]]:
     return list(itertools.combinations([each.name for each in subclusters], 2))
+
+
+def test_rates_of_updates_are_those_of_the_optimizer(tmp_path: Path):
+    database = ProfileDatabase(tmp_path)
+    fill(database)
+    noisy = problem_of(optimizer=optax.noisy_sgd(1e-3, key=0))
+    surveyed = survey(noisy)
+    missing = surveyed.missing(database)
+    assert missing
+    assert all(each.request.updates for each in missing)
+    profile = make_profile(noisy, surveyed, database)
+    expected = make_profile(PROBLEM, SURVEY, database)
+    assert (profile.updates, expected.updates) == ({}, {"fast": 4e9, "slow": 4e9})
+    assert profile.ways.keys() == expected.ways.keys()
+
+    # As in files of before, which do not say whose update they measured.
+    for each in missing:
+        database.put(replace(each.key, update=None), TIMES)
+    assert surveyed.missing(database) == missing
+    assert make_profile(noisy, surveyed, database).updates == {}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_alike"),
+    [
+        (optax.adam(optax.linear_schedule(1.0, 0.0, 9)), True),
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), False),
+        (optax.sgd(1e-3), False),
+        (optax.noisy_sgd(1e-3, key=0), False),
+    ],
+)
+def test_updates_are_alike_where_they_do_as_much_for_each_element(
+    optimizer: optax.GradientTransformation, is_alike: bool
+):
+    wider = {"w": [jax.ShapeDtypeStruct((n, 512), jnp.float32) for n in (64, 256)]}
+    assert (update_digest(optimizer, wider) == PROBLEM.update_digest) == is_alike
 
 
 def test_long_runs_correct_what_short_ones_are_wrong_about(tmp_path: Path):
@@ -529,8 +572,9 @@ def test_what_was_measured_of_one_model_tells_of_another(tmp_path: Path):
     problem, database = problem_of(), ProfileDatabase(tmp_path)
     work = {"product 512": 1e9}
     measured = replace(TIMES, forward_seconds=0.05, forward_work=work)
+    other = replace(KEY, update=problem.update_digest)
     for name in ("quick", "lame"):
-        database.put(replace(KEY, structure=f"other on {name}", kind=name), measured)
+        database.put(replace(other, structure=f"other on {name}", kind=name), measured)
     profile = make_profile(problem, survey(problem), database)
     assert profile.measurements == 0
     assert profile.classes["fast"]["product 512"] == pytest.approx(5e-11, rel=0.05)

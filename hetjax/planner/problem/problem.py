@@ -29,6 +29,7 @@ from hetjax.pipeline.program.traced_program import Program, needed_steps, num_by
 from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.update.mixed_rows import mixed_rows
 from hetjax.pipeline.update.unchanged_leaves import frozen_leaves, with_frozen_leaves
+from hetjax.pipeline.update.update_digest import update_digest
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prices import node_prices
@@ -57,6 +58,7 @@ class PlanningProblem:
         dtype: the dtype that most of the matrix products' FLOPs run in.
         optimizer_bytes: bytes of optimizer state for each element of the parameters that are
             updated, on average; how many times as much some of them have, the program knows.
+        update_digest: what the optimizer's update computes for each of them, as a digest.
         options: what a plan may be, and what it makes least.
         sections: the structure that the layers follow; empty where they follow cost alone.
         known: the work of what was measured of the program, by structure.
@@ -80,6 +82,7 @@ class PlanningProblem:
     microbatch_size: int
     dtype: str
     optimizer_bytes: float
+    update_digest: str
     options: PlanOptions = DEFAULTS
     sections: tuple[LayeredSection, ...] = ()
     known: Known = field(default_factory=Known, repr=False)
@@ -218,6 +221,7 @@ def make_problem(
         cluster=cluster,
         num_microbatches=num_microbatches,
         optimizer_bytes=optimizer_bytes(optimizer, parameters),
+        update_digest=update_digest(optimizer, parameters),
         options=options,
         together=together,
     )

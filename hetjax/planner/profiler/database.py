@@ -41,6 +41,8 @@ class Key:
         shape: nodes, and devices in each.
         mesh_shape: sizes of the data and the tensor axis.
         sharding: the sharding rule.
+        update: digest of the optimizer's update, where it was measured, too; None where it was not,
+            and times know no optimizer.
         jax: the version of JAX that compiled it.
     """
 
@@ -50,12 +52,14 @@ class Key:
     shape: tuple[int, int]
     mesh_shape: tuple[int, int]
     sharding: Name
+    update: Name | None = None
     jax: Name = jax.__version__
 
     @property
     def path(self) -> Path:
         """The file of this key, relative to the database."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        told = {name: value for name, value in asdict(self).items() if value is not None}
+        text = json.dumps(told, sort_keys=True)
         return Path(_folder(self.kind), f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json")
 
 

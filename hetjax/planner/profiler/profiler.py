@@ -44,6 +44,7 @@ class Wanted:
 
 
 _MeasuredRuns = dict[Way, list[tuple[Wanted, Measurement]]]
+_MeasuredKinds = dict[str, list[tuple[Key, Measurement]]]
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,13 @@ def survey(problem: PlanningProblem) -> Survey:
     classes = layer_classes(problem)
     wanted: dict[Key, Wanted] = {}
     found = units(problem, classes)
-    # The longest run tells how fast parameters are updated that no cache holds.
-    updated = max(found, key=lambda unit: unit.layers[1] - unit.layers[0])
+    updated = _updated(found)
     for unit in found:
         cotangents = _cotangents(problem, unit)
         digest = _digest(problem, unit)
         for subcluster, slices in zip(problem.cluster.subclusters, table.slices, strict=True):
             for way in _ways(slices, unit.layers):
-                key = _key(problem, subcluster, way, digest)
+                key = _key(problem, subcluster, way, digest, updates=unit == updated)
                 request = Request(
                     unit.layers, way.mesh_shape, way.sharding, cotangents, unit == updated
                 )
@@ -115,6 +115,11 @@ def survey(problem: PlanningProblem) -> Survey:
         pruned=candidates - fitting,
         structures=num_structures(classes),
     )
+
+
+def _updated(found: Sequence[Unit]) -> Unit:
+    """The longest run, which tells how fast parameters are updated that no cache holds."""
+    return max(found, key=lambda unit: unit.layers[1] - unit.layers[0])
 
 
 def _cotangents(problem: PlanningProblem, unit: Unit) -> tuple[int, ...]:
@@ -143,7 +148,9 @@ def num_to_measure(problem: PlanningProblem, table: StageTable) -> int:
         As many as `survey` wants: few of the candidates, since the others are composed of them.
     """
     by_flops: dict[tuple[float, ...], list[Unit]] = {}
-    for unit in units(problem, layer_classes(problem)):
+    found = units(problem, layer_classes(problem))
+    updated = _updated(found)
+    for unit in found:
         by_flops.setdefault(_forward_flops(problem, unit), []).append(unit)
     structures = {
         unit: _digest(problem, unit) if len(alike) > 1 else str(flops)
@@ -152,7 +159,7 @@ def num_to_measure(problem: PlanningProblem, table: StageTable) -> int:
     }
     return len(
         {
-            _key(problem, subcluster, way, structure)
+            _key(problem, subcluster, way, structure, updates=unit == updated)
             for unit, structure in structures.items()
             for subcluster, slices in zip(problem.cluster.subclusters, table.slices, strict=True)
             for way in _ways(slices, unit.layers)
@@ -179,7 +186,9 @@ def _ways(slices: Sequence[Slice], run: tuple[int, int]) -> Sequence[Way]:
     return list(found)
 
 
-def _key(problem: PlanningProblem, subcluster: Subcluster, way: Way, structure: str) -> Key:
+def _key(
+    problem: PlanningProblem, subcluster: Subcluster, way: Way, structure: str, *, updates: bool
+) -> Key:
     return Key(
         structure=structure,
         kind=_kind_name(subcluster),
@@ -187,6 +196,7 @@ def _key(problem: PlanningProblem, subcluster: Subcluster, way: Way, structure: 
         shape=way.shape,
         mesh_shape=way.mesh_shape,
         sharding=way.sharding,
+        update=problem.update_digest if updates else None,
     )
 
 
@@ -220,7 +230,7 @@ def make_profile(
     found: _MeasuredRuns = {}
     measurements = 0
     for each in surveyed.wanted:
-        measurement = database.get(each.key)
+        measurement = database.get(each.key) or _passes(database, each.key)
         if measurement is None:
             continue
         measurements += 1
@@ -237,11 +247,21 @@ def make_profile(
     return Profile(
         ways=ways,
         calibration=calibration(problem, ways, classes),
-        updates=_updates(found, of_kinds),
+        updates=_updates(problem, found, of_kinds),
         classes=classes,
         measurements=measurements,
         seconds=seconds,
     )
+
+
+def _passes(database: ProfileDatabase, key: Key) -> Measurement | None:
+    """A run as it was measured with another optimizer's update, which its passes do not know."""
+    if key.update is None:
+        return None
+    of_kind = database.of_kind(key.kind)
+    found = (each for other, each in of_kind if replace(other, update=key.update) == key)
+    measurement = next(found, None)
+    return measurement and replace(measurement, update_bytes_per_second=0.0)
 
 
 def _at_usual_speed(found: _MeasuredRuns) -> _MeasuredRuns:
@@ -295,48 +315,47 @@ def _composed(
 
 
 def _updates(
-    found: _MeasuredRuns, of_kinds: Mapping[str, Sequence[Measurement]]
+    problem: PlanningProblem, found: _MeasuredRuns, of_kinds: _MeasuredKinds
 ) -> dict[str, float]:
     """The rate of the optimizer's update of each subcluster; of another program's, without this."""
+
+    def rates_of(measured: Iterable[tuple[Key, Measurement]]) -> list[float]:
+        of_it = (each for key, each in measured if key.update == problem.update_digest)
+        return [each.update_bytes_per_second for each in of_it if each.update_bytes_per_second]
+
     rates: dict[str, list[float]] = {}
     for way, measured in found.items():
-        rates.setdefault(way.subcluster, []).extend(_update_rates(each for _, each in measured))
+        here = rates_of((wanted.key, each) for wanted, each in measured)
+        rates.setdefault(way.subcluster, []).extend(here)
     for name, measured in of_kinds.items():
         if not rates.get(name):
-            rates[name] = _update_rates(measured)
+            rates[name] = rates_of(measured)
     return {name: median(found) for name, found in rates.items() if found}
 
 
-def _update_rates(measured: Iterable[Measurement]) -> list[float]:
-    found = (each.update_bytes_per_second for each in measured)
-    return [rate for rate in found if rate]
-
-
-def _of_kinds(problem: PlanningProblem, database: ProfileDatabase) -> dict[str, list[Measurement]]:
+def _of_kinds(problem: PlanningProblem, database: ProfileDatabase) -> _MeasuredKinds:
     """What was measured on one device of each subcluster, of any program."""
-    found: dict[str, list[Measurement]] = {}
+    found: _MeasuredKinds = {}
     for subcluster in problem.cluster.subclusters:
         measured = [
-            each
+            (key, each)
             for key, each in database.of_kind(_kind_name(subcluster))
             if key.dtype == problem.dtype and key.mesh_shape == (1, 1)
         ]
-        moments = [each.yardstick_seconds for each in measured if each.yardstick_seconds]
+        moments = [each.yardstick_seconds for _, each in measured if each.yardstick_seconds]
         if measured:
             usual = median(moments) if moments else 0.0
-            found[subcluster.name] = [each.at_yardstick(usual) for each in measured]
+            found[subcluster.name] = [(key, each.at_yardstick(usual)) for key, each in measured]
     return found
 
 
-def _classes(
-    problem: PlanningProblem, measured: Mapping[str, Sequence[Measurement]]
-) -> dict[str, Mapping[str, float]]:
+def _classes(problem: PlanningProblem, measured: _MeasuredKinds) -> dict[str, Mapping[str, float]]:
     """What classes of work take on a device of each subcluster."""
     found: dict[str, Mapping[str, float]] = {}
     for name, each in measured.items():
         passes = [
             MeasuredPass(work, seconds)
-            for one in each
+            for _, one in each
             for work, seconds in (
                 (one.forward_work, one.forward_seconds),
                 (one.backward_work, one.backward_seconds),
