@@ -127,7 +127,7 @@ def _timed(asked: FirstHost, planned: Mapping[str, Any], rounds: int) -> Iterato
             "even_over_it": median_ratio(times, "even", name),
             **planned["plans"][name],
         }
-    for name in PLANNED:
+    for name in PLANNED if len(planned["alone"]) > 1 else ():
         yield ratio_row(name, planned["alone"], planned["ratios"][name], times, least, paced)
     yield {"part": "losses", "largest_difference": check_losses(losses)}
 

@@ -40,7 +40,7 @@ from hetjax.planner.harp.microbatches import (
     look_at,
     or_several_pipelines,
 )
-from hetjax.planner.harp.mixing import combinations
+from hetjax.planner.harp.mixing import timed_parts
 from hetjax.planner.plan.plan import validate_for
 from hetjax.planner.predictions.predict import check_predictable
 from hetjax.planner.work.profile import Profile
@@ -287,15 +287,16 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
 
 def _parts_sharing_context(prepared: Prepared, planned: Planned) -> tuple[PartAlone, ...]:
     """The same where devices share sequences, by the scheduler's model."""
-    cluster, found = prepared.plan.cluster, []
+    cluster = prepared.plan.cluster
     # The plan's prediction knows more than the scheduler; the others' is scaled alike.
     scale = prepared.prediction.step_time / planned.found.step_time
-    for names in combinations(cluster):
-        part = cluster.part(names)
+
+    def step_time_on(part: Cluster) -> float | None:
         lost = lost_in_part(cluster, part, planned.problem.lost)
         seconds = least_seconds_on(planned.problems, planned.tried, part, lost)
-        found.append(PartAlone(names, part.num_devices, seconds and scale * seconds))
-    return tuple(sorted(found, key=lambda part: part.step_time or float("inf")))
+        return seconds and scale * seconds
+
+    return timed_parts(cluster, step_time_on)
 
 
 def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningProblem:

@@ -50,7 +50,7 @@ def parts_table(
 
 
 def side_by_side_row(alone: Sequence[PartAlone], step_time: float) -> tuple[str, str, str] | None:
-    """All kinds with plans of their own beside the whole.
+    """All kinds on which the model fits, with plans of their own, beside the whole.
 
     Args:
         alone: the parts.
@@ -63,9 +63,8 @@ def side_by_side_row(alone: Sequence[PartAlone], step_time: float) -> tuple[str,
     # Not at the top: whoever only reads reports does not wait for the planner.
     from hetjax.planner.harp.mixing import side_by_side
 
-    fitting = [part for part in alone if len(part.subclusters) == 1 and part.step_time is not None]
-    together = side_by_side(fitting)
-    if together is None or len(fitting) < 2:
+    together = side_by_side(alone)
+    if together is None:
         return None
     ratio = f"{together / step_time:.2f} times"
     return "each kind by itself, side by side", format_seconds(together), ratio

@@ -15,6 +15,7 @@ from hetjax import planner
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, Plan, PlanningProblem, choose_microbatches, parts_alone
+from hetjax.planner.harp.mixing import timed_parts
 
 NEAR, FAR = Link(10e9, 1e-5), Link(1e9, 1e-4)
 BATCH = 64
@@ -107,6 +108,20 @@ def test_what_limits_a_plan():
     assert limits.memory == 1
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_kinds_are_compared_with_all_their_subclusters(count: int):
+    names = [f"fast{number}" for number in range(count + 1)]
+    fast = [replace(subcluster("fast", 1e12, 2), name=name) for name in names]
+    whole = cluster_of(*fast, subcluster("slow", 5e11, 2))
+    parts = timed_parts(whole, lambda part: 12.0 / part.num_devices)
+    kinds = {part.kind: part.subclusters for part in parts if part.kind}
+    assert kinds == {"fast card": tuple(names), "slow card": ("slow",)}
+    assert planner.side_by_side(parts) == pytest.approx(12.0 / whole.num_devices)
+    of_one_kind = timed_parts(cluster_of(*fast), lambda part: 1.0)
+    assert len(of_one_kind) == len(names)
+    assert planner.side_by_side(of_one_kind) is None
+
+
 def test_parts_of_a_cluster_alone():
     whole = problem_of(
         cluster_of(
@@ -125,7 +140,7 @@ def test_parts_of_a_cluster_alone():
     times = [part.step_time for part in parts if part.step_time is not None]
     assert times == sorted(times)
     assert len(times) == 5
-    assert parts[-1] == planner.PartAlone(("small",), 1, None)
+    assert parts[-1] == planner.PartAlone(("small",), 1, None, "small card")
     assert len(parts) == 6
     by_name = {part.subclusters: part for part in parts}
     assert by_name["fast", "slow"].num_devices == 4

@@ -4,6 +4,7 @@ import io
 
 from rich.console import Console
 
+from hetjax.commands.figures import parts_figures
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
@@ -45,7 +46,10 @@ def test_parts_beside_the_whole():
     for part in ("all 4", "1.2 s", "new[1] (2)", "1.25 times", "does not fit"):
         assert part in text
     assert "side by side" not in text
-    both = (PartAlone(("new[1]",), 2, 3.0), PartAlone(("old",), 2, 6.0))
+    one = (PartAlone(("new[1]",), 2, 1.5, "card"), PartAlone(("old",), 2, None, "slow card"))
+    assert "side by side" not in rendered(parts_table(one, cluster, 1.5))
+    assert parts_figures(one, 1.5)["hetero_speedup_ratio"] is None
+    both = (PartAlone(("new[1]",), 2, 3.0, "card"), PartAlone(("old",), 2, 6.0, "slow card"))
     assert "each kind by itself, side by side" in rendered(parts_table(both, cluster, 1.25))
     assert "1.60 times" in rendered(parts_table(both, cluster, 1.25))
     assert "of all 4 the 3 used" in rendered(parts_table(alone, cluster, 1.2, used=3))

@@ -19,11 +19,14 @@ class PartAlone:
         subclusters: their names.
         num_devices: how many devices they have.
         step_time: predicted seconds of a step; None where the model does not fit.
+        kind: what kind its devices are, where they are all that the cluster has of it; None for any
+            other part.
     """
 
     subclusters: tuple[str, ...]
     num_devices: int
     step_time: float | None
+    kind: str | None = None
 
 
 def parts_alone(
@@ -36,16 +39,43 @@ def parts_alone(
         plan_on: the plan for a part, with its prediction; None where the model does not fit.
 
     Returns:
-        Each combination of subclusters but all of them, or each alone where there are many; the
-        fastest first.
+        Those of `timed_parts`, the fastest first.
     """
-    found: list[PartAlone] = []
-    for names in combinations(cluster):
-        part = cluster.part(names)
+
+    def step_time_on(part: Cluster) -> float | None:
         plan = plan_on(part)
-        step_time = plan.prediction.step_time if plan and plan.prediction else None
-        found.append(PartAlone(names, part.num_devices, step_time))
+        return plan.prediction.step_time if plan and plan.prediction else None
+
+    return timed_parts(cluster, step_time_on)
+
+
+def timed_parts(
+    cluster: Cluster, step_time_on: Callable[[Cluster], float | None]
+) -> tuple[PartAlone, ...]:
+    """Time parts of a cluster.
+
+    Args:
+        cluster: the whole.
+        step_time_on: predicted seconds of a step on a part; None where the model does not fit.
+
+    Returns:
+        Each combination of subclusters but all of them, or each alone and those of each kind where
+        there are many; the fastest first.
+    """
+    kinds = _kinds(cluster)
+    found: list[PartAlone] = []
+    for names in dict.fromkeys((*combinations(cluster), *kinds)):
+        part = cluster.part(names)
+        found.append(PartAlone(names, part.num_devices, step_time_on(part), kinds.get(names)))
     return tuple(sorted(found, key=lambda part: part.step_time or float("inf")))
+
+
+def _kinds(cluster: Cluster) -> dict[tuple[str, ...], str]:
+    """The kinds of devices by the names of all their subclusters; none where there is one kind."""
+    found: dict[str, tuple[str, ...]] = {}
+    for each in cluster.subclusters:
+        found[each.kind.name] = (*found.get(each.kind.name, ()), each.name)
+    return {names: kind for kind, names in found.items()} if len(found) > 1 else {}
 
 
 def side_by_side(alone: Sequence[PartAlone]) -> float | None:
@@ -55,20 +85,20 @@ def side_by_side(alone: Sequence[PartAlone]) -> float | None:
     HeteroSpeedupRatio.
 
     Args:
-        alone: parts of a cluster, among them each of its subclusters.
+        alone: parts of a cluster, among them all devices of each kind.
 
     Returns:
-        The seconds; None where the model fits on none of them.
+        The seconds; None where the model fits on fewer than two kinds by themselves.
 
     Source: H2, section 6.2.
 
     Example:
-        >>> side_by_side([PartAlone(("new",), 4, 3.0), PartAlone(("old",), 4, 6.0)])
+        >>> side_by_side([PartAlone(("a",), 4, 3.0, "new"), PartAlone(("b",), 4, 6.0, "old")])
         2.0
     """
-    single = (part.step_time for part in alone if len(part.subclusters) == 1)
-    rate = sum(1 / seconds for seconds in single if seconds is not None)
-    return 1 / rate if rate else None
+    kinds = [part.step_time for part in alone if part.kind is not None]
+    fitting = [seconds for seconds in kinds if seconds is not None]
+    return 1 / sum(1 / seconds for seconds in fitting) if len(fitting) > 1 else None
 
 
 def combinations(cluster: Cluster) -> Iterator[tuple[str, ...]]:
