@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hetjax.commands.foreign import names_of_layers
 from hetjax.errors import DoesNotFitError, InputError
+from hetjax.limits import MAX_MICROBATCHES, MAX_TASKS
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.timeline.simulate import simulate_schedule
@@ -198,6 +199,31 @@ def test_microbatches_without_times_are_refused():
     planner = ForeignPlanner(PROFILE, cluster(OLD), PlanOptions())
     with pytest.raises(InputError, match=r"microbatches of 64 examples.*\[1, 2\]: 1 to 8"):
         planner.find(64, (1,))
+
+
+def test_layers_whose_sizes_do_not_overlap_are_told():
+    rows = [{**r, "microbatch_size": 16} if r["layer"] == "head" else r for r in TWO_KINDS["times"]]
+    rows = [row for row in rows if row["mesh"] == [1, 1]]
+    only = [*({(r["layer"], r["kind"], r["microbatch_size"]): r for r in rows}).values()]
+    with pytest.raises(InputError, match=r"old, mesh \[1, 1\]: none that all layers have; new"):
+        find(changed("times", to=only))
+
+
+def test_more_microbatches_than_a_step_may_have_are_not_tried():
+    batch = 2 * MAX_MICROBATCHES
+    planner = ForeignPlanner(PROFILE, cluster(OLD, NEW), PlanOptions())
+    found = planner.find(batch, (MAX_MICROBATCHES, batch))
+    assert list(found.step_times) == [MAX_MICROBATCHES]
+    with pytest.raises(InputError, match=r"counts is \(32768,\); a step may have 16,384"):
+        planner.find(batch, (batch,))
+    with pytest.raises(InputError, match=r"of 32, .* examples, .*; a step may have 16,384"):
+        planner.find(16 * batch, divisors(16 * batch))
+    many = changed("layers", 0, "count", to=7)
+    deep = ForeignPlanner(
+        checked_foreign_profile(many, ""), cluster(OLD, NEW, devices=4), PlanOptions(min_stages=5)
+    )
+    assert 2 * 5 * MAX_MICROBATCHES > MAX_TASKS
+    assert list(deep.find(MAX_MICROBATCHES, (2048, MAX_MICROBATCHES)).step_times) == [2048]
 
 
 def test_what_is_left_out_for_want_of_times_is_said():

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetjax.errors import DoesNotFitError, InputError, check_count, is_whole, shown, unknown_name
+from hetjax.limits import MAX_MICROBATCHES, MAX_TASKS
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.quantities import format_bytes
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
+from hetjax.pipeline.schedules.warm_up import is_countable
 from hetjax.planner.foreign.foreign_costs import ForeignCosts
 from hetjax.planner.foreign.foreign_profile import ForeignProfile
 from hetjax.planner.harp.candidate_clock import CandidateClock
@@ -119,14 +121,15 @@ class ForeignPlanner:
 
         Args:
             batch_size: examples in a step.
-            counts: the numbers, each of which divides the batch.
+            counts: the numbers, each of which divides the batch; those that are more than a step
+                may have are not tried.
 
         Returns:
             The plan.
 
         Raises:
-            InputError: a number does not divide the batch, or there are no times for such
-                microbatches.
+            InputError: a number does not divide the batch, all are more than a step may have, or
+                there are no times for such microbatches.
             DoesNotFitError: the model fits in no way.
         """
         began = time.perf_counter()
@@ -137,9 +140,10 @@ class ForeignPlanner:
                 f"counts is {shown(counts)}; it must be one or more numbers of microbatches that "
                 f"divide batch_size, {batch_size}"
             )
-        searches = [_CountSearch(self, batch_size // count, count) for count in counts]
+        tried = [count for count in counts if self._may_have(count)]
+        searches = [_CountSearch(self, batch_size // count, count) for count in tried]
         if not any(each.num_ways for each in searches):
-            raise self._no_times([batch_size // count for count in counts])
+            raise self._no_times(batch_size, counts, tried)
         judged = {each.count: found for each in searches if (found := each.first())}
         if not judged:
             raise self._does_not_fit()
@@ -159,6 +163,10 @@ class ForeignPlanner:
         seconds = time.perf_counter() - began
         candidates = sum(each.num_candidates for each in searches)
         return ForeignFound(plan, self.profile, step_times, candidates, seconds)
+
+    def _may_have(self, count: int) -> bool:
+        """Whether a step may have so many microbatches in a pipeline of the fewest stages."""
+        return count <= MAX_MICROBATCHES and is_countable(self.options.min_stages, count)
 
     def _told(self) -> str:
         return (
@@ -185,16 +193,24 @@ class ForeignPlanner:
                     f"{', '.join(map(str, sorted(sizes)))} examples"
                 )
 
-    def _no_times(self, sizes: Sequence[int]) -> InputError:
+    def _no_times(self, batch_size: int, counts: Sequence[int], tried: Sequence[int]) -> InputError:
+        most = (
+            f"a step may have {MAX_MICROBATCHES:,} microbatches at most, and {MAX_TASKS // 2:,} in "
+            f"all stages together"
+        )
+        if not tried:
+            return InputError(f"counts is {shown(counts)}; {most}")
         told = []
         for kind in dict.fromkeys(part.kind.name for part in self.cluster.subclusters):
             for mesh in self.profile.meshes(kind):
-                least, most = self.profile.sizes(kind, mesh)
-                told.append(f"{kind}, mesh {list(mesh)}: {least} to {most}")
+                least, largest = self.profile.sizes(kind, mesh)
+                sizes = f"{least} to {largest}" if least <= largest else "none that all layers have"
+                told.append(f"{kind}, mesh {list(mesh)}: {sizes}")
+        asked = ", ".join(map(str, sorted(batch_size // count for count in tried)))
         return InputError(
-            f"{self.profile.path}: there are no times for microbatches of "
-            f"{', '.join(map(str, sorted(sizes)))} examples, nor for shares of them along a data "
-            f"axis; it has times of all layers for sizes on {'; '.join(told)}"
+            f"{self.profile.path}: there are no times for microbatches of {asked} examples, nor "
+            f"for shares of them along a data axis; it has times of all layers for sizes on "
+            f"{'; '.join(told)}{f'; {most}' if len(tried) < len(counts) else ''}"
         )
 
     def _does_not_fit(self) -> DoesNotFitError:
@@ -214,13 +230,22 @@ class ForeignPlanner:
         )
 
 
+def _countable(planner: ForeignPlanner, count: int) -> PlanOptions:
+    """The options, with no more stages than may have so many microbatches each."""
+    options = planner.options
+    most = min(len(planner.profile.layers), planner.cluster.num_devices)
+    if is_countable(min(most, options.max_stages or most), count):
+        return options
+    return replace(options, max_stages=MAX_TASKS // (2 * count))
+
+
 class _CountSearch:
     """The search for one number of microbatches."""
 
     def __init__(self, planner: ForeignPlanner, size: int, count: int):
         self.size, self.count = size, count
         self._planner = planner
-        cluster, options = planner.cluster, planner.options
+        cluster, options = planner.cluster, _countable(planner, count)
         self._costs = ForeignCosts(planner.profile, cluster, size)
         self._table = self._costs.table(count, options.schedule, options)
         self._prices = node_prices(cluster) if options.objective == "cost" else None
