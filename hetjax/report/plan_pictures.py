@@ -163,7 +163,7 @@ def lane(label: str, inside: str, after: str, sort: str = "") -> str:
     """A lane with boxes.
 
     Args:
-        label: what stands before it.
+        label: what stands before it; its end is hidden where it is long, and told by a pointer.
         inside: HTML of its boxes.
         after: what stands behind it.
         sort: its class in the style sheet.
@@ -171,8 +171,9 @@ def lane(label: str, inside: str, after: str, sort: str = "") -> str:
     Returns:
         HTML.
     """
+    told = html.escape(label)
     return (
-        f'<div class="lane {sort}"><b>{html.escape(label)}</b><div>{inside}</div>'
+        f'<div class="lane {sort}"><b title="{told}">{told}</b><div>{inside}</div>'
         f"<span>{html.escape(after)}</span></div>"
     )
 

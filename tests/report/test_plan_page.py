@@ -120,6 +120,20 @@ def test_a_browser_draws_it(tmp_path: Path):
     assert [each["data-rows"] for each in seen["sections"]] == ["4", "1"]
 
 
+def test_labels_that_are_long_end_in_dots_and_are_told_whole(tmp_path: Path):
+    page, label = tmp_path / "plan.html", f"stage 1 on {'a name that is long ' * 9}computing"
+    write_plan_page(page, replace(report(), limits=[(label, 0.8)]))
+    script = """
+        const cut = [...document.querySelectorAll(".lane > b")].filter(
+            (each) => each.scrollWidth > each.clientWidth
+                && getComputedStyle(each).textOverflow === "ellipsis"
+                && getComputedStyle(each).overflow === "hidden"
+        );
+        document.body.dataset.cut = cut.map((each) => each.title).join("; ");
+    """
+    assert open_page(tmp_path / "browser", page, script)["body"]["data-cut"] == label
+
+
 def test_a_plan_without_structure_or_alternatives_has_a_page_too(tmp_path: Path):
     page = tmp_path / "plan.html"
     write_plan_page(page, replace(report(), modules=(), alternatives=(), alone=()))
