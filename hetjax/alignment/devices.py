@@ -21,7 +21,7 @@ from hetjax.mesh.published_kinds import KINDS
 Replacement = Callable[[list[Any], list[Any]], list[Any]]
 """From an operator's operands and its results to the results that a kind gives; can be traced."""
 
-_DIGITS = {"bfloat16": (8, 7), "float16": (5, 10)}
+_DIGITS = {"float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}
 """Bits of the exponent and of the fraction."""
 
 
@@ -131,18 +131,18 @@ def _multiplied(operator: Operator, operands: Sequence[Any], kind: AlignedKind) 
         return _compat.bind(equation, operands)
     (output,) = operator.given
     params = {**equation.params, "preferred_element_type": np.dtype(output.dtype)}
+    narrow = _converted
     if kind.products == "float32" or kind.platform == "cpu":
         highest = jax.lax.Precision.HIGHEST
         params["precision"] = (highest, highest)
-    if kind.products != "float32":
         # A CPU's own products of two bytes are slow; of rounded operands they are the same.
-        narrow = _reduced if kind.platform == "cpu" else _converted
-        operands = [narrow(operand, kind.products) for operand in operands]
+        narrow = _reduced
+    operands = [narrow(operand, kind.products) for operand in operands]
     return _compat.bind_with(equation, params, operands)
 
 
 def _reduced(operand: Any, dtype: str) -> Any:
-    if not _is_wide(operand):
+    if not _is_wider(operand, dtype):
         return operand
     exponent, fraction = _DIGITS[dtype]
     reduced = jax.lax.reduce_precision(operand, exponent, fraction)
@@ -156,11 +156,12 @@ def _reduced(operand: Any, dtype: str) -> Any:
 
 
 def _converted(operand: Any, dtype: str) -> Any:
-    return jax.lax.convert_element_type(operand, dtype) if _is_wide(operand) else operand
+    return jax.lax.convert_element_type(operand, dtype) if _is_wider(operand, dtype) else operand
 
 
-def _is_wide(operand: Any) -> bool:
-    return jnp.result_type(operand) in (jnp.float32, jnp.float64)
+def _is_wider(operand: Any, dtype: str) -> bool:
+    own = jnp.result_type(operand)
+    return own in (jnp.float32, jnp.float64) and own != dtype
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A kind is written ``[NAME=]DEVICE[:DTYPE]``. DEVICE is a platform of JAX's (``cpu``, ``gpu``,
 ``tpu``) or a device kind that hetjax knows (``H100``). DTYPE is what the operands of matrix
-products and convolutions are rounded to before they are multiplied; sums are always of float32.
+products and convolutions are rounded to before they are multiplied, where they have more bits;
+sums are of float32, and of float64 where the result is.
 Without it products are as the platform has them unless a program says otherwise: float32 on CPUs,
 TF32 on NVIDIA's cards, bfloat16 on TPUs. Nothing here imports JAX.
 """

@@ -15,6 +15,7 @@ from cases import examples
 from h2_alignment import adding_backwards
 from hypothesis import given
 from hypothesis import strategies as st
+from one_device import float64
 
 import hetjax
 from hetjax.alignment import (
@@ -119,6 +120,18 @@ def test_products_on_processors_round_as_the_dtype_does(dtype: str):
     narrow = bind_kind(AlignedKind("narrow", "cpu", dtype))
     (found,) = narrow.give(operator, [x, np.ones((1, 1), np.float32)])
     np.testing.assert_array_equal(found, x.astype(jnp.dtype(dtype)).astype(np.float32))
+
+
+def test_products_of_float64_are_in_float32_where_a_kind_says_so():
+    x, one = np.random.default_rng(0).normal(size=(64, 1)), np.ones((1, 1))
+    with float64():
+        program = trace_operators(lambda w, x: jnp.sum(x @ w), one, x)
+        operator = next(each for each in program.operators if each.name == "dot_general")
+        (found,) = FULL.give(operator, [x, one])
+        (own,) = bind_kind(AlignedKind("double", "cpu")).give(operator, [x, one])
+    assert found.dtype == own.dtype == np.float64
+    np.testing.assert_array_equal(found, x.astype(np.float32))
+    np.testing.assert_array_equal(own, x)
 
 
 def test_what_is_played_on_a_processor_is_what_narrow_operands_give():
