@@ -69,6 +69,41 @@ def test_who_has_no_share_of_the_examples_reads_none(source: Source, reader: Bat
     assert not source.reads
 
 
+class Reusing(Source):
+    """Fills the same arrays anew for all that it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = {name: np.empty(shape.shape, shape.dtype) for name, shape in SHAPES.items()}
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+        batch = super().batch(step, batch_size, rows)
+        for name, leaf in batch.items():
+            self.held[name][: len(leaf)] = leaf
+        return {name: self.held[name][: len(leaf)] for name, leaf in batch.items()}
+
+    def held_out_batches(self, batch_size: int) -> Iterator[Any]:
+        return (self.batch(step, batch_size) for step in (100, 101))
+
+
+def test_a_source_may_use_its_arrays_again():
+    with contextlib.closing(BatchReader(Reusing(), SIZE, SHAPES, 300.0)) as reader:
+        spans = ((0, 0, 3), (0, 3, 6), (SIZE, 0, 3), (SIZE, 3, 6), (9, 0, 6))
+        fed = [reader.training(first)(row, end) for first, row, end in spans]
+        for (first, row, end), rows in zip(spans, fed, strict=True):
+            both = [Source().batch(first // SIZE + more, SIZE) for more in (0, 1)]
+            start = first % SIZE
+            for found, *leaves in zip(rows, *map(jax.tree.leaves, both), strict=True):
+                expected = np.concatenate(leaves)[start + row : start + end]
+                np.testing.assert_array_equal(found, expected)
+        held_out = [reader.held_out(index) for index in range(2)]
+    for index, feed in enumerate(held_out):
+        tokens, weights = feed(0, SIZE)
+        expected = Source().batch(100 + index, SIZE)
+        np.testing.assert_array_equal(tokens, expected["tokens"])
+        np.testing.assert_array_equal(weights, expected["weights"])
+
+
 def test_the_next_step_is_read_ahead_and_only_once(source: Source, reader: BatchReader):
     reader.training(0)(0, 3)
     with source.changed:

@@ -30,7 +30,9 @@ class BatchSource(Protocol):
     """Batches as a pure function of their number, so that to resume is to remember a number.
 
     `hetjax.data.DataSet` and `hetjax.data.ImageSet` are such. On Ray they are sent to every worker,
-    so they must be picklable. One that is a `FingerprintedSource` too is recognized when a run
+    so they must be picklable. What they return is copied, so they may use their arrays again: each
+    worker reads training batches in one thread, the next step's rows while this step computes, and
+    held-out batches in another. One that is a `FingerprintedSource` too is recognized when a run
     resumes.
     """
 
@@ -129,21 +131,22 @@ class BatchReader:
         return self._ahead[key]
 
     def _read(self, example: int, end: int) -> list[np.ndarray]:
-        """Examples of the stream; they lie in two of its batches where the batch size changed."""
-        if example == end:  # A member of a stage may have no share of the examples.
-            return [np.zeros((0, *shape.shape[1:]), shape.dtype) for shape in self._shapes]
-        pieces = []
+        """Examples of the stream; they lie in two of its batches where the batch size changed.
+
+        They are copied, since the source may use its arrays again while these are still needed.
+        """
+        first, count = example, end - example
+        rows = [np.empty((count, *shape.shape[1:]), shape.dtype) for shape in self._shapes]
         while example < end:
             step, row = divmod(example, self._batch_size)
             stop = min(self._batch_size, row + end - example)
             batch = self._source.batch(step, self._batch_size, slice(row, stop))
-            pieces.append(_checked(batch, self._names, self._shapes, stop - row, "the source's "))
+            read = _checked(batch, self._names, self._shapes, stop - row, "the source's ")
+            place = slice(example - first, example - first + stop - row)
+            for mine, given in zip(rows, read, strict=True):
+                mine[place] = given
             example += stop - row
-        return (
-            pieces[0]
-            if len(pieces) == 1
-            else [np.concatenate(leaf) for leaf in zip(*pieces, strict=True)]
-        )
+        return rows
 
     def held_out(self, index: int) -> Feed:
         """A feed of a held-out batch's rows."""
@@ -158,7 +161,11 @@ class BatchReader:
     def _held_out_batches(self) -> Sequence[PyTree]:
         if self._held_out is None:
             batches = self._source.held_out_batches(self._batch_size)
-            self._held_out = batches if isinstance(batches, Sequence) else list(batches)
+            self._held_out = (
+                batches
+                if isinstance(batches, Sequence)
+                else [jax.tree.map(_copied, batch) for batch in batches]
+            )
         return self._held_out
 
     def _complete(self, batch: PyTree) -> list[np.ndarray]:
@@ -169,7 +176,9 @@ class BatchReader:
                 f"{list(self._names)}"
             )
         return [
-            _as_wanted(name, found[name], shape, self._batch_size, "held-out ")
+            np.array(
+                _as_wanted(name, found[name], shape, self._batch_size, "held-out "), shape.dtype
+            )
             if name in found
             else np.zeros((self._batch_size, *shape.shape[1:]), shape.dtype)
             for name, shape in zip(self._names, self._shapes, strict=True)
@@ -196,8 +205,15 @@ def feed_of(batch: PyTree, shapes: PyTree, batch_size: int) -> Feed:
             dtype does not hold.
     """
     wanted = [host_shape(shape) for shape in jax.tree.leaves(shapes)]
-    planned = _checked(batch, path_names(shapes), wanted, batch_size)
+    checked = _checked(batch, path_names(shapes), wanted, batch_size)
+    planned = [
+        leaf.astype(shape.dtype, copy=False) for leaf, shape in zip(checked, wanted, strict=True)
+    ]
     return lambda first, end: [leaf[first:end] for leaf in planned]
+
+
+def _copied(leaf: Any) -> np.ndarray:
+    return np.array(host_array(leaf))
 
 
 def _checked(
@@ -207,7 +223,7 @@ def _checked(
     num_examples: int,
     whose: str = "",
 ) -> list[np.ndarray]:
-    """The leaves of a batch, which has those and as many examples as were planned."""
+    """The leaves of a batch, which has those and as many examples as were planned, as given."""
     if path_names(batch) != tuple(names):
         raise InputError(
             f"{whose or 'the '}batch has leaves {list(path_names(batch))}, the plan was made for "
@@ -220,19 +236,20 @@ def _checked(
 def _as_wanted(
     name: str, leaf: Any, shape: jax.ShapeDtypeStruct, num_examples: int, whose: str
 ) -> np.ndarray:
-    """A leaf with as many examples as are wanted, of the planned shape and dtype."""
+    """A leaf as given, of the planned shape and of a dtype that the planned one has room for."""
     array, wanted = host_array(leaf), (num_examples, *shape.shape[1:])
     if array.shape != wanted:
         raise InputError(f"{whose}batch leaf {name!r} has shape {array.shape}; {wanted} is wanted")
-    return _as_planned(name, array, shape.dtype)
+    _check_dtype(name, array, shape.dtype)
+    return array
 
 
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 """Kinds of numbers: each may be given for those behind it."""
 
 
-def _as_planned(name: str, leaf: np.ndarray, dtype: Any) -> np.ndarray:
-    """A leaf with the dtype that the plan was made for, if that has room for its numbers."""
+def _check_dtype(name: str, leaf: np.ndarray, dtype: Any) -> None:
+    """Check that the dtype that the plan was made for has room for a leaf's numbers."""
     given, wanted = (
         next((place for place, kind in enumerate(_KINDS) if jnp.issubdtype(each, kind)), -1)
         for each in (leaf.dtype, dtype)
@@ -250,4 +267,3 @@ def _as_planned(name: str, leaf: np.ndarray, dtype: Any) -> np.ndarray:
                 f"batch leaf {name!r} has numbers from {least} to {most}; the plan was made for "
                 f"{np.dtype(dtype)}, from {limits.min} to {limits.max}"
             )
-    return leaf.astype(dtype, copy=False)
