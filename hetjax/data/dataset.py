@@ -196,8 +196,9 @@ class DataSet:
             batch_size: examples a batch.
 
         Returns:
-            Batches of ``"tokens"`` alone, int32 [batch_size, sequence + 1], each read when it is
-            asked for.
+            Batches of ``"tokens"``, int32 [batch_size, sequence + 1], each read when it is asked
+            for, and ``"keys"``, uint32 [batch_size, 2], where the set has them: zeros, by which
+            hetjax's models drop nothing.
 
         Raises:
             InputError: if nothing is held out, or of a part too little for one example.
@@ -234,7 +235,10 @@ class DataSet:
 
     def _read_held_out(self, places: np.ndarray) -> dict[str, np.ndarray]:
         found = [self._sources[part][1][int(example)] for part, example in places]
-        return {"tokens": np.stack(found)}
+        batch = {"tokens": np.stack(found)}
+        if self.keys:
+            batch["keys"] = np.zeros((len(found), 2), np.uint32)
+        return batch
 
     def _read(self, examples: np.ndarray) -> np.ndarray:
         tokens = np.empty((len(examples), self.sequence + 1), np.int32)

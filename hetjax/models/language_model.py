@@ -41,7 +41,7 @@ class LanguageModel:
     A batch holds ``"tokens"``, int32 [B, sequence + 1]: each position but the last predicts the
     next. It may hold ``"weights"``, float32 [B, sequence], a weight for each predicted token, and
     ``"keys"``, uint32 [B, 2], a threefry key for each example: dropout happens where a batch has
-    them (training) and not where it has none (evaluation).
+    them (training), and not where it has none or zeros (evaluation).
 
     Args:
         init: key -> float32 parameters, a nested dict with string keys.

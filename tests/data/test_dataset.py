@@ -101,6 +101,13 @@ def test_held_out_batches_are_whole_and_the_same_each_time(numbered):
             np.testing.assert_array_equal(one["tokens"], other["tokens"])
 
 
+def test_held_out_batches_have_keys_that_drop_nothing():
+    (held_out, *_), (plain, *_) = (data.held_out_batches(3) for data in (KEYED, DATA))
+    np.testing.assert_array_equal(held_out["keys"], np.zeros((3, 2), np.uint32), strict=True)
+    np.testing.assert_array_equal(held_out["tokens"], plain["tokens"])
+    assert set(plain) == {"tokens"}
+
+
 def test_nothing_held_out_cannot_be_evaluated():
     data = synthetic(11, sequence=4, size=100, held_out_fraction=0.0)
     assert data.num_held_out_examples == 0

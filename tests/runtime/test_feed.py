@@ -19,7 +19,7 @@ SHAPES = {
 
 
 class Source:
-    """Counts what is read; held-out batches have no weights."""
+    """Counts what is read."""
 
     def __init__(self):
         self.reads: list[tuple[int, slice | None]] = []
@@ -37,7 +37,7 @@ class Source:
         return jax.tree.map(lambda leaf: leaf[rows or slice(None)], batch)
 
     def held_out_batches(self, batch_size: int) -> Iterator[Any]:
-        return ({"tokens": self.batch(step, batch_size)["tokens"]} for step in (100, 101))
+        return (self.batch(step, batch_size) for step in (100, 101))
 
 
 @pytest.fixture
@@ -81,9 +81,6 @@ class Reusing(Source):
         for name, leaf in batch.items():
             self.held[name][: len(leaf)] = leaf
         return {name: self.held[name][: len(leaf)] for name, leaf in batch.items()}
-
-    def held_out_batches(self, batch_size: int) -> Iterator[Any]:
-        return (self.batch(step, batch_size) for step in (100, 101))
 
 
 def test_a_source_may_use_its_arrays_again():
@@ -136,13 +133,25 @@ def test_a_source_that_hangs_is_told_and_then_refused(monkeypatch: pytest.Monkey
         release.set()
 
 
-def test_held_out_batches_have_every_leaf(source: Source, reader: BatchReader):
+def test_held_out_batches_are_those_of_the_source(source: Source, reader: BatchReader):
     assert reader.num_held_out == 2
     for index in (1, 0):
-        tokens, weights = reader.held_out(index)(2, 5)
-        expected = source.batch(100 + index, SIZE)["tokens"][2:5]
-        np.testing.assert_array_equal(tokens, expected)
-        np.testing.assert_array_equal(weights, np.zeros(3, np.float32))
+        expected = jax.tree.leaves(source.batch(100 + index, SIZE, slice(2, 5)))
+        for found, leaf in zip(reader.held_out(index)(2, 5), expected, strict=True):
+            np.testing.assert_array_equal(found, leaf)
+
+
+def test_held_out_batches_that_lack_a_leaf_are_refused():
+    class Lacking(Source):
+        def held_out_batches(self, batch_size: int) -> Iterator[Any]:
+            yield {"tokens": self.batch(100, batch_size)["tokens"]}
+
+    message = r"held-out batch has leaves \['tokens'\], .* for \['tokens', 'weights'\]"
+    with (
+        contextlib.closing(BatchReader(Lacking(), SIZE, SHAPES, 300.0)) as reader,
+        pytest.raises(InputError, match=message),
+    ):
+        reader.held_out(0)
 
 
 def test_held_out_batches_of_a_sequence_are_read_when_they_are_evaluated_on():

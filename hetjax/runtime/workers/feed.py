@@ -41,7 +41,7 @@ class BatchSource(Protocol):
         ...
 
     def held_out_batches(self, batch_size: int) -> Iterable[PyTree[np.ndarray]]:
-        """The batches to evaluate on, always the same.
+        """The batches to evaluate on, always the same, with all leaves of a training batch.
 
         Those of a sequence are read one by one, when they are evaluated on; any others once, and
         kept.
@@ -64,8 +64,7 @@ class BatchReader:
     Args:
         source: the batches.
         batch_size: examples in a step.
-        batch: pytree of shapes, of a training batch; a held-out batch may lack leaves, which are
-            zeros then.
+        batch: pytree of shapes, of a training batch; held-out batches have the same leaves.
         deadline: seconds after which other workers give up who wait for what is made of the rows.
         say: is told what is waited for long; see `Awaited`.
     """
@@ -150,8 +149,10 @@ class BatchReader:
 
     def held_out(self, index: int) -> Feed:
         """A feed of a held-out batch's rows."""
-        batch = self._complete(self._held_out_batches()[index])
-        return lambda first, end: [leaf[first:end] for leaf in batch]
+        batch = self._held_out_batches()[index]
+        read = _checked(batch, self._names, self._shapes, self._batch_size, "held-out ")
+        kept = [np.array(leaf, shape.dtype) for leaf, shape in zip(read, self._shapes, strict=True)]
+        return lambda first, end: [leaf[first:end] for leaf in kept]
 
     @property
     def num_held_out(self) -> int:
@@ -167,22 +168,6 @@ class BatchReader:
                 else [jax.tree.map(_copied, batch) for batch in batches]
             )
         return self._held_out
-
-    def _complete(self, batch: PyTree) -> list[np.ndarray]:
-        found: Mapping[str, Any] = dict(zip(path_names(batch), jax.tree.leaves(batch), strict=True))
-        if unknown := [name for name in found if name not in self._names]:
-            raise InputError(
-                f"a held-out batch has leaf {unknown[0]!r}; training batches have "
-                f"{list(self._names)}"
-            )
-        return [
-            np.array(
-                _as_wanted(name, found[name], shape, self._batch_size, "held-out "), shape.dtype
-            )
-            if name in found
-            else np.zeros((self._batch_size, *shape.shape[1:]), shape.dtype)
-            for name, shape in zip(self._names, self._shapes, strict=True)
-        ]
 
     def close(self) -> None:
         """End the reading thread."""
