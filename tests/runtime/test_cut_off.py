@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from ray_jobs import (
@@ -23,7 +24,9 @@ from ray_jobs import (
 )
 
 from hetjax import CheckpointError, InputError, Trainer
+from hetjax.configuration import TrainSettings
 from hetjax.data import synthetic
+from hetjax.loop import train
 from hetjax.pipeline.schedules.warm_up import gpipe
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver
@@ -225,6 +228,29 @@ def test_what_could_not_be_read_ahead_is_read_again():
     (expected,) = DATA.batch(1, BATCH).values()
     assert np.array_equal(found, expected)
     reader.close()
+
+
+@pytest.mark.parametrize("readings", [0, 1], ids=["at once", "in its midst"])
+def test_data_that_end_leave_what_was_trained(tmp_path: Path, readings: int):
+    class Ending(Changed):
+        def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+            if step == 2 and (rows or slice(0)).start >= readings:
+                raise IndexError("no more data")
+            return super().batch(step, batch_size, rows)
+
+    settings = TrainSettings(steps=9, batch_size=BATCH)
+    with make(Ending(), tmp_path) as trainer:
+        with pytest.raises(IndexError, match="no more data"):
+            list(train(trainer, settings, checkpoints=True))
+        assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["00000002"]
+        trained = trainer.parameters()
+        trainer.evaluate()
+        trainer.train_step(DATA.batch(2, BATCH))
+        with make(DATA) as another:
+            for _ in range(2):
+                another.train_step()
+            expected = another.parameters()
+    jax.tree.map(np.testing.assert_array_equal, trained, expected)
 
 
 def only(**leaves: Any) -> Callable[[Any], Any]:

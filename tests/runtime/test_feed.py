@@ -117,6 +117,19 @@ def test_an_error_of_the_source_comes_when_its_step_does(reader: BatchReader):
         reader.training(9 * SIZE)(0, 3)
 
 
+def test_a_source_that_has_ended_names_its_batch():
+    class Ending(Source):
+        def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+            return next(iter(()))
+
+    message = r"source: batch 3 of 6 examples is not there: StopIteration\(\); .* every step"
+    with (
+        contextlib.closing(BatchReader(Ending(), SIZE, SHAPES, 300.0)) as reader,
+        pytest.raises(InputError, match=message),
+    ):
+        reader.training(3 * SIZE)(0, 3)
+
+
 def test_a_source_that_hangs_is_told_and_then_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(waiting, "TELL_SECONDS", 0.0)
     release, said = threading.Event(), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -200,6 +201,8 @@ class LocalExecutor:
     ) -> list[StepReport]:
         """Run one training step on all stages.
 
+        It begins when all its rows are read: what the source raises leaves the state whole.
+
         Args:
             first_example: how many examples come before the step's in the job's source.
             batch: the batch, where it does not come from the job's source.
@@ -227,7 +230,13 @@ class LocalExecutor:
         if batch is not None:
             return feed_of(batch, self._job.batch, self._job.plan.batch_size)
         assert self._reader is not None, "a job without a source is given its batches"
+        self._reader.read(first_example, self._loads)
         return self._reader.training(first_example)
+
+    @functools.cached_property
+    def _loads(self) -> list[tuple[int, int]]:
+        """The rows that workers load in any training step, the first microbatches' first."""
+        return sorted({span for worker in self.workers for span in worker.loads()})
 
     def num_held_out(self) -> int:
         """How many held-out batches there are."""

@@ -95,16 +95,31 @@ class BatchReader:
         Returns:
             The feed; it raises an `InputError` where the source takes too long.
         """
+        return lambda first, end: self.read(first_example, [(first, end)])[0]
 
-        def rows(first: int, end: int) -> Sequence[np.ndarray]:
-            with self._lock:
-                self._ahead = {k: v for k, v in self._ahead.items() if k[0] >= first_example}
-                now = self._submit(first_example, first, end)
-                self._submit(first_example + self._batch_size, first, end)
-            self._wait(now, first_example + first, first_example + end)
-            return now.result()
+    def read(
+        self, first_example: int, spans: Sequence[tuple[int, int]]
+    ) -> list[Sequence[np.ndarray]]:
+        """Read rows of a training step; those of the next step are read from then on.
 
-        return rows
+        Args:
+            first_example: the number of the step's first example.
+            spans: the first row of each reading, and the one after the last.
+
+        Returns:
+            Each reading's leaves, which are kept for the step's feed.
+
+        Raises:
+            InputError: the source takes too long, has ended, or gives what was not planned.
+        """
+        with self._lock:
+            self._ahead = {k: v for k, v in self._ahead.items() if k[0] >= first_example}
+            readings = [self._submit(first_example, *span) for span in spans]
+            for span in spans:
+                self._submit(first_example + self._batch_size, *span)
+        for reading, (first, end) in zip(readings, spans, strict=True):
+            self._wait(reading, first_example + first, first_example + end)
+        return [reading.result() for reading in readings]
 
     def _wait(self, reading: Future[Any], first: int, end: int) -> None:
         awaited = Awaited(self._seconds, self._say, hint="")
@@ -139,13 +154,22 @@ class BatchReader:
         while example < end:
             step, row = divmod(example, self._batch_size)
             stop = min(self._batch_size, row + end - example)
-            batch = self._source.batch(step, self._batch_size, slice(row, stop))
+            batch = self._batch(step, slice(row, stop))
             read = _checked(batch, self._names, self._shapes, stop - row, "the source's ")
             place = slice(example - first, example - first + stop - row)
             for mine, given in zip(rows, read, strict=True):
                 mine[place] = given
             example += stop - row
         return rows
+
+    def _batch(self, step: int, rows: slice) -> PyTree:
+        try:
+            return self._source.batch(step, self._batch_size, rows)
+        except StopIteration as error:  # It would end whatever generator asks for the step.
+            raise InputError(
+                f"source: batch {step} of {self._batch_size} examples is not there: {error!r}; a "
+                f"source has a batch for every step"
+            ) from error
 
     def held_out(self, index: int) -> Feed:
         """A feed of a held-out batch's rows."""

@@ -208,6 +208,20 @@ class StageWorker:
         run.execute(self.training)
         return self.end_step(run)
 
+    def loads(self) -> list[tuple[int, int]]:
+        """What a training step asks its feed for: the first row each time, and the end."""
+        microbatches = [each.microbatch for each in self.training if isinstance(each, Load)]
+        places = map(self.rows_of, microbatches)
+        return [(base + first, base + end) for base, first, end in places]
+
+    def rows_of(self, microbatch: int) -> tuple[int, int, int]:
+        """Where the member's rows of a microbatch begin in the batch; which of them it loads."""
+        placement, stage = self.placement, self.stage
+        start, stop = placement.examples_of(stage, self.member)
+        first, end = local_rows(list(self.compiled.batch.values()), stop - start)
+        size = placement.pipeline_plan(stage).microbatch_size
+        return placement.first_example(stage) + microbatch * size + start, first, end
+
     def begin_step(self, step: int, feed: Feed, *, timed: bool) -> _StepRun:
         """A training step that has not begun: whoever runs it goes through its instructions."""
         return _StepRun(self, step, feed, timed=timed, counts=self._held is None)
@@ -425,12 +439,9 @@ class _StepRun(InstructionRun):
         self.watchers.append(watcher)
 
     def load(self, instruction: Load) -> None:
-        placement, stage = self.worker.placement, self.worker.stage
-        size = placement.pipeline_plan(stage).microbatch_size
-        start, stop = placement.examples_of(stage, self.worker.member)
-        shardings = self.worker.compiled.batch
-        first, end = local_rows(list(shardings.values()), stop - start)
-        base = placement.first_example(stage) + instruction.microbatch * size + start
+        worker, shardings = self.worker, self.worker.compiled.batch
+        start, stop = worker.placement.examples_of(worker.stage, worker.member)
+        base, first, end = worker.rows_of(instruction.microbatch)
         leaves = self.feed(base + first, base + end)
         arrays = [
             global_array(leaves[b.leaf], stop - start, shape, shardings[b.leaf], first)
