@@ -147,7 +147,8 @@ class Program:
         """What tells this program from another: its parameters and its sequence of primitives.
 
         It tells no shapes of the batch, so a plan may change the size of its microbatches; unless
-        JAX traces other primitives for it, as for microbatches of one example.
+        JAX traces other primitives for it, as for microbatches of one example. Nor does it tell
+        which values primitives read, or along which axes.
         """
         shapes = [self.avals[value] for value in self.parameters]
         return fingerprint_of(self.parameter_names, shapes, self.steps)
