@@ -9,7 +9,7 @@ from hetjax.configuration import Configuration, changes, read_configuration, wri
 from hetjax.errors import InputError, shown
 from hetjax.files import check_folder, replacing
 from hetjax.folder_lock import holder_of, in_use
-from hetjax.reading import check_path, check_plain
+from hetjax.reading import check_path, check_plain, opened
 
 CONFIGURATION_FILE = "config.gin"
 PLAN_FILE = "plan.json"
@@ -36,7 +36,10 @@ class Resumption:
     allow_changed_data: bool = False
 
 
-_RUN = (CONFIGURATION_FILE, PLAN_FILE, "metrics.jsonl", CHECKPOINTS_FOLDER)
+# Their own module imports more than is needed to look for them.
+_METRICS_FILE = "metrics.jsonl"
+
+_RUN = (CONFIGURATION_FILE, PLAN_FILE, _METRICS_FILE, CHECKPOINTS_FOLDER)
 _PLANNED_BY = (
     "train.batch_size",
     "train.microbatches",
@@ -65,6 +68,9 @@ def check_work_folder(path: Path, resumption: Resumption) -> None:
     found = [name for name in _RUN if (path / name).exists()]
     if resumption.wanted:
         _check_checkpoints(path, resumption)
+        if (path / _METRICS_FILE).exists():
+            with opened(path / _METRICS_FILE, f"--workdir {path}: {_METRICS_FILE}"):
+                pass
     elif found:
         raise InputError(
             f"--workdir {path} holds a run already ({', '.join(found)}); add --resume to go on "

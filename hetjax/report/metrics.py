@@ -14,6 +14,7 @@ from hetjax.appended_file import AppendedFile
 from hetjax.checked_files import parse_json
 from hetjax.errors import InputError
 from hetjax.files import replacing
+from hetjax.reading import opened
 from hetjax.report.tensorboard_file import event_file_name, first_records, scalars_record
 from hetjax.report.writers import Destination, FigureWriter, check_writers, open_writers
 
@@ -45,7 +46,8 @@ class MetricsWriter:
 
     Raises:
         OSError: the files cannot be begun.
-        InputError: a writer's name is not known, its package is not installed, or it has no key.
+        InputError: an earlier run's metrics may not be read, or are no regular file; or a writer's
+            name is not known, its package is not installed, or it has no key.
 
     Example:
         >>> import tempfile
@@ -166,6 +168,9 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Returns:
         One object a step, in the order of the file; none where there is no file.
+
+    Raises:
+        InputError: the file may not be read, or is no regular file.
     """
     return [record for _, record in _records(Path(workdir) / METRICS_FILE)]
 
@@ -178,7 +183,9 @@ def _records(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
     """Every whole line of a metrics file, as text and as the object that it holds."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    with opened(path, str(path)) as handle, os.fdopen(handle, "rb", closefd=False) as file:
+        text = file.read().decode(errors="replace")
+    for line in text.splitlines():
         try:
             record = parse_json(line, "a line")
         except InputError:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetjax.errors import InputError
 from hetjax.report.metrics import METRICS_FILE, TENSORBOARD_FOLDER, MetricsWriter, read_metrics
 
 
@@ -127,3 +129,10 @@ def test_closing_twice_is_harmless(tmp_path: Path):
 
 def test_a_work_folder_without_metrics_reads_as_none(tmp_path: Path):
     assert read_metrics(tmp_path) == []
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / METRICS_FILE)
+    for read in (read_metrics, lambda workdir: MetricsWriter(workdir, first_step=2)):
+        with pytest.raises(InputError, match=r"metrics.jsonl cannot be read: it is a pipe, not"):
+            read(tmp_path)
