@@ -46,10 +46,13 @@ _PLANNED_BY = (
     "train.frozen",
     "cluster.",
     "model.",
+    "data.kind",
+    "data.tokenizer",
     "optimizer.name",
+    "optimizer.options",
     "planner.",
 )
-"""The settings that a plan depends on."""
+"""The settings that a plan depends on; a model's vocabulary may be that of its data."""
 
 
 def check_work_folder(path: Path, resumption: Resumption) -> None:
@@ -143,8 +146,8 @@ def reusable_plan(path: Path, configuration: Configuration) -> Path | None:
         configuration: that of the run that goes on.
 
     Returns:
-        The plan's file; None where there is none, or the settings of the cluster, the model, the
-        batch, the optimizer or what the planner may do have changed since.
+        The plan's file; None where there is none, or the settings of the cluster, the model, its
+        vocabulary, the batch, the optimizer or what the planner may do have changed since.
     """
     earlier = earlier_configuration(path)
     if earlier is None or not (path / PLAN_FILE).exists():
