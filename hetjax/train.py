@@ -76,13 +76,19 @@ def _train(arguments: argparse.Namespace) -> int:
     configuration = configuration_of(arguments)
 
     # What is heavier to import comes after what can be checked without it.
-    from hetjax.commands.work_folder import check_unused, check_work_folder, reusable_plan
+    from hetjax.commands.work_folder import (
+        check_kept,
+        check_unused,
+        check_work_folder,
+        reusable_plan,
+    )
 
     workdir = Path(arguments.workdir) if arguments.workdir else None
     plan_file = Path(arguments.plan) if arguments.plan else None
     resumption = _resumption(arguments)
     if workdir is not None:
         check_work_folder(workdir, resumption)
+        check_kept(configuration)
         if not arguments.dry_run:
             check_unused(workdir)
         if resumption.wanted and plan_file is None:

@@ -203,6 +203,13 @@ def test_a_written_configuration_reads_back_equal(
     assert read_configuration(None, [write_configuration(configuration)]) == configuration
 
 
+def test_a_configuration_that_could_not_be_read_back_is_not_written() -> None:
+    paths = [f"/a/long/folder/{number:045}" for number in range(4500)]
+    message = r"the settings have \d{6} bytes .* at most 262144 .* shorten data.paths, the longest"
+    with pytest.raises(InputError, match=message):
+        write_configuration(make_configuration({"data": {"kind": "text", "paths": paths}}))
+
+
 def test_changes_name_old_and_new() -> None:
     old, new = Configuration(), make_configuration({"train": {"steps": 7}})
     assert list(changes(old, new)) == ["train.steps = 7 (was 300)"]

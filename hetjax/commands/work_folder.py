@@ -81,6 +81,18 @@ def check_work_folder(path: Path, resumption: Resumption) -> None:
         )
 
 
+def check_kept(configuration: Configuration) -> None:
+    """Check that a run could be gone on with by the configuration that it leaves.
+
+    Args:
+        configuration: the run's.
+
+    Raises:
+        InputError: it would be too large to be read.
+    """
+    _ = write_configuration(configuration)
+
+
 def check_unused(path: Path) -> None:
     """Check that no other run writes to a work folder.
 
@@ -160,11 +172,12 @@ def save_configuration(path: Path, configuration: Configuration) -> None:
     """Write the configuration into a work folder, whole or not at all.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: it cannot be written, or would be too large to be read.
     """
+    text = write_configuration(configuration)
     try:
         with replacing(path / CONFIGURATION_FILE) as temporary:
-            temporary.write_text(write_configuration(configuration), encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"--workdir {path}: {CONFIGURATION_FILE} cannot be written: {error.strerror}"

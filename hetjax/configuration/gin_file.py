@@ -98,6 +98,9 @@ def write_configuration(configuration: Configuration) -> str:
 
     Returns:
         The text; reading it gives an equal configuration.
+
+    Raises:
+        InputError: it would be too large to be read, as where relative paths are absolute in it.
     """
     lines: list[str] = []
     for name, value in settings(configuration):
@@ -105,7 +108,15 @@ def write_configuration(configuration: Configuration) -> str:
         if lines and not lines[-1].startswith(f"{section}."):
             lines.append("")
         lines.append(f"{name} = {value!r}")
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    if (size := len(text.encode())) > MAX_WRITTEN_BYTES:
+        longest = max(lines, key=len).partition(" ")[0]
+        raise InputError(
+            f"the settings have {size} bytes where all are written out, and at most "
+            f"{MAX_WRITTEN_BYTES} are read back; shorten {longest}, the longest (a folder is read "
+            f"with all files in it)"
+        )
+    return text
 
 
 @dataclass(frozen=True)
