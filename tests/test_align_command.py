@@ -99,6 +99,28 @@ def test_a_capture_is_replayed_with_its_losses(tmp_path: Path, capsys: pytest.Ca
     assert "the capture is of another model: parameter 'blocks/0/attention/key/kernel' is" in error
 
 
+def test_a_replay_knows_that_the_reference_overflowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = ["--steps", "12", "--gin", "optimizer.learning_rate = 1e18"]
+    here = figures(capsys, *options, "--kinds", "cpu", "same=cpu")
+    folder = str(tmp_path / "captured")
+    assert run(capsys, *options, "--kinds", "cpu", "--capture", folder)[0] == 0
+    options = [*options, "--kinds", "same=cpu", "--replay", folder]
+    found = figures(capsys, *options)
+    assert found["kinds"] == here["kinds"]
+    (same,) = found["kinds"]
+    assert same["losses_aligned"] is False
+    assert (same["steps"], same["steps_asked"]) == (1, 12)
+    assert found["overflows"] == {
+        name.replace("cpu", "cpu, captured"): overflow
+        for name, overflow in here["overflows"].items()
+    }
+    _, out, _ = run(capsys, *options)
+    assert "0% over 1 of 12" in out
+    assert "not aligned" in out
+
+
 def test_a_replay_of_what_was_not_captured_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

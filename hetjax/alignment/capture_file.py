@@ -10,18 +10,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import pydantic
 
 from hetjax.alignment.operators import OperatorProgram
 from hetjax.alignment.result import CaptureSize, NamedKind
+from hetjax.alignment.training import KindTraining, Overflow
 from hetjax.checked_files import read_json
 from hetjax.errors import InputError, shown, unknown_name
 from hetjax.file_content import from_content
+from hetjax.limits import Index, Text
 
 CAPTURE_FILE = "capture.json"
-CAPTURE_VERSION = 1
+CAPTURE_VERSION = 2
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 NUMPY_DTYPES = _INTEGERS | {"bool", "complex64", "complex128", "float16", "float32", "float64"}
@@ -71,6 +75,23 @@ class SavedOperator:
 
 
 @dataclass(frozen=True)
+class SavedOverflow:
+    """The first step of the reference's training in which something was not finite.
+
+    Args:
+        step: which, from 1.
+        operator: the number of the operator that first makes it; None where none does by itself.
+        place: the iteration of its loops in which it does.
+        what: what was seen not to be finite.
+    """
+
+    step: Annotated[Index, pydantic.Field(ge=1)]
+    operator: Index | None
+    place: tuple[Index, ...]
+    what: Text
+
+
+@dataclass(frozen=True)
 class Capture:
     """What a capture's file says.
 
@@ -80,6 +101,7 @@ class Capture:
         parameters: shape and dtype of each parameter leaf, by its path.
         signatures: of every operator of the model, in order.
         losses: those of a training on the reference; empty where there was none.
+        overflow: the first step of it in which something was not finite; None where there is none.
         training: what the losses depend on besides the model, by name.
         values: the values.
         operators: the runs of operators that were captured.
@@ -90,6 +112,7 @@ class Capture:
     parameters: Mapping[str, str]
     signatures: tuple[str, ...]
     losses: tuple[float, ...]
+    overflow: SavedOverflow | None
     training: Mapping[str, str]
     values: tuple[SavedValue, ...]
     operators: tuple[SavedOperator, ...]
@@ -100,6 +123,11 @@ class Capture:
         numbers = {run.number for run in self.operators}
         num_bytes = sum(each.num_bytes for each in self.values)
         return CaptureSize(len(numbers), len(self.operators), len(self.values), num_bytes)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the reference was trained; the last may have no loss."""
+        return max(len(self.losses), 0 if self.overflow is None else self.overflow.step)
 
 
 def read_capture(folder: Path) -> Capture:
@@ -119,11 +147,15 @@ def read_capture(folder: Path) -> Capture:
     content = read_json(path, subject)
     try:
         capture = from_content(Capture, content, CAPTURE_VERSION)
+        overflow, last = capture.overflow, len(capture.signatures) - 1
+        if overflow is not None and (overflow.operator or 0) > last:
+            raise InputError(
+                f"overflow.operator: {overflow.operator} is not allowed: there are 0 to {last}"
+            )
         for place, run in enumerate(capture.operators):
             if not 0 <= run.number < len(capture.signatures):
                 raise InputError(
-                    f"operators[{place}].number: {run.number} is not allowed: there are 0 to "
-                    f"{len(capture.signatures) - 1}"
+                    f"operators[{place}].number: {run.number} is not allowed: there are 0 to {last}"
                 )
             for value in (*run.inputs, *run.outputs):
                 if not 0 <= value < len(capture.values):
@@ -142,6 +174,35 @@ def read_capture(folder: Path) -> Capture:
     except InputError as error:
         raise InputError(f"{subject}: {error}") from None
     return capture
+
+
+def saved_overflow(overflow: Overflow | None) -> SavedOverflow | None:
+    """What a file says of a training's overflow."""
+    if overflow is None:
+        return None
+    number = None if overflow.operator is None else overflow.operator.number
+    return SavedOverflow(overflow.step, number, overflow.place, overflow.what)
+
+
+def captured_training(
+    capture: Capture, program: OperatorProgram, name: str, steps: int
+) -> KindTraining:
+    """The reference's training, as a capture has it.
+
+    Args:
+        capture: the capture.
+        program: the same model's forward and backward pass.
+        name: what the reference is called.
+        steps: how many of its steps.
+
+    Returns:
+        Its losses and its overflow up to there.
+    """
+    saved, overflow = capture.overflow, None
+    if saved is not None and saved.step <= steps:
+        operator = None if saved.operator is None else program.operators[saved.operator]
+        overflow = Overflow(saved.step, operator, saved.place, saved.what)
+    return KindTraining(name, capture.losses[:steps], overflow)
 
 
 def check_same_model(capture: Capture, program: OperatorProgram) -> None:

@@ -10,7 +10,13 @@ from typing import Any
 
 import jax
 
-from hetjax.alignment.capture_file import CAPTURE_FILE, CAPTURE_VERSION, Capture, SavedOperator
+from hetjax.alignment.capture_file import (
+    CAPTURE_FILE,
+    CAPTURE_VERSION,
+    Capture,
+    SavedOperator,
+    saved_overflow,
+)
 from hetjax.alignment.capture_values import CapturedValues, ValueArchives, over_limit
 from hetjax.alignment.comparison import (
     Comparison,
@@ -30,6 +36,7 @@ from hetjax.alignment.operators import (
     output_bytes,
 )
 from hetjax.alignment.result import named_kind
+from hetjax.alignment.training import KindTraining
 from hetjax.errors import InputError, reason_of
 from hetjax.file_content import to_content
 from hetjax.files import replacing
@@ -67,7 +74,7 @@ def write_capture(
     *,
     wanted: Collection[int] | None = None,
     limit: float = LIMIT_BYTES,
-    losses: Callable[[], Sequence[float]] = tuple,
+    train: Callable[[], KindTraining | None] = lambda: None,
     training: Mapping[str, str] = MappingProxyType({}),
     told: Told = lambda count, total, what: None,
 ) -> Capture:
@@ -80,9 +87,9 @@ def write_capture(
         reference: the kind.
         wanted: the numbers of the operators to capture; None for all.
         limit: the most bytes of values.
-        losses: trains on the reference, once it is known that the values are within the limit, and
-            gives the losses, to be compared with.
-        training: what they depend on besides the model, by name.
+        train: trains on the reference, once it is known that the values are within the limit;
+            gives None where there are no losses to be compared with.
+        training: what losses depend on besides the model, by name.
         told: is told of each operator.
 
     Returns:
@@ -110,12 +117,14 @@ def write_capture(
 
     evaluate(program.block, [reference.put(each) for each in inputs], visit)
     values.leave_devices()
+    trained = train()
     capture = Capture(
         jax=jax.__version__,
         reference=named_kind(reference),
         parameters=dict(program.parameters),
         signatures=tuple(each.signature for each in program.operators),
-        losses=tuple(losses()),
+        losses=() if trained is None else trained.losses,
+        overflow=None if trained is None else saved_overflow(trained.overflow),
         training=dict(training),
         values=tuple(values.saved),
         operators=tuple(runs),

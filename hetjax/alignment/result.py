@@ -42,6 +42,7 @@ class KindVerdict:
         overflows: how many operators give what is not finite where the reference's is.
         loss_error: the mean relative error of its losses; None where there was no training.
         steps: over how many steps.
+        asked_steps: how many were asked for.
         overflow: the first step in which something was not finite.
         are_losses_aligned: whether they meet the paper's criterion and nothing overflowed; None
             where there was no training.
@@ -53,6 +54,7 @@ class KindVerdict:
     overflows: int
     loss_error: float | None
     steps: int
+    asked_steps: int
     overflow: Overflow | None
     are_losses_aligned: bool | None
 
@@ -90,6 +92,7 @@ class Alignment:
         kinds: the others.
         comparison: of their operators.
         trainings: one for each kind, the reference's first; empty where there was none.
+        asked_steps: how many steps of them were asked for.
         capture: what was captured, or replayed.
     """
 
@@ -99,6 +102,7 @@ class Alignment:
     kinds: tuple[NamedKind, ...]
     comparison: Comparison
     trainings: tuple[KindTraining, ...] = ()
+    asked_steps: int = 0
     capture: CaptureSize | None = None
 
     @property
@@ -130,6 +134,7 @@ class Alignment:
             overflows,
             error,
             steps,
+            self.asked_steps,
             overflow,
             fine,
         )

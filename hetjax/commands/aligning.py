@@ -23,6 +23,7 @@ from hetjax.alignment import (
 )
 from hetjax.alignment.capture_file import (
     Capture,
+    captured_training,
     check_same_model,
     check_same_training,
     read_capture,
@@ -78,14 +79,14 @@ def align(configuration: Configuration, options: AlignmentOptions, told: Told) -
     task = _Task(model, program, kinds, options, _injection(options, program), told)
     if capture is None:
         return _aligned_here(task, _Run(make_ingredients(configuration), task))
-    if not options.steps or not capture.losses:
+    steps = min(options.steps, capture.steps)
+    if not steps:
         # The capture has all that it takes: no data need to be here.
         return task.result(_captured(capture), kinds, _replayed(task, capture), (), capture)
     run = _Run(make_ingredients(configuration), task)
     check_same_training(capture, run.training_identity)
     comparison = _replayed(task, capture)
-    steps = min(options.steps, len(capture.losses))
-    reference = KindTraining(_captured(capture).name, capture.losses[:steps])
+    reference = captured_training(capture, program, _captured(capture).name, steps)
     trainings = (reference, *run.train(kinds, steps))
     return task.result(_captured(capture), kinds, comparison, trainings, capture)
 
@@ -124,6 +125,7 @@ class _Task:
             tuple(map(named_kind, kinds)),
             comparison,
             trainings,
+            self.options.steps,
             None if capture is None else capture.size,
         )
 
@@ -134,14 +136,14 @@ def _aligned_here(task: _Task, run: _Run) -> Alignment:
     reference, others = task.kinds[0], task.kinds[1:]
     trainings: tuple[KindTraining, ...] = ()
 
-    def losses() -> Sequence[float]:
+    def train() -> KindTraining | None:
         nonlocal trainings
         trainings = run.train(task.kinds, options.steps)
-        return trainings[0].losses if trainings else ()
+        return trainings[0] if trainings else None
 
     capture = None
     if options.capture is None:
-        losses()
+        train()
     else:
         capture = write_capture(
             options.capture,
@@ -150,7 +152,7 @@ def _aligned_here(task: _Task, run: _Run) -> Alignment:
             reference,
             wanted=options.operators,
             limit=options.limit,
-            losses=losses,
+            train=train,
             training=run.training_identity,
             told=task.told,
         )

@@ -91,6 +91,7 @@ def _verdict(verdict: KindVerdict) -> dict[str, Any]:
         "operators_not_finite": verdict.overflows,
         "loss_mre": _number(verdict.loss_error),
         "steps": verdict.steps,
+        "steps_asked": verdict.asked_steps,
         "operators_aligned": verdict.are_operators_aligned,
         "losses_aligned": verdict.are_losses_aligned,
     }

@@ -89,10 +89,12 @@ def error_text(error: float) -> str:
 
 
 def loss_error_text(verdict: KindVerdict) -> str:
-    """The mean relative error of a kind's losses, and over how many steps."""
+    """The mean relative error of a kind's losses, and over how many steps of those asked for."""
+    asked = verdict.asked_steps
     if verdict.loss_error is None:
-        return ""
-    return f"{100 * verdict.loss_error:.2g}% over {verdict.steps}"
+        return f"none of {asked} steps" if asked else ""
+    fewer = f" of {asked}" if verdict.steps < asked else ""
+    return f"{100 * verdict.loss_error:.2g}% over {verdict.steps}{fewer}"
 
 
 def verdict_text(verdict: KindVerdict) -> str:

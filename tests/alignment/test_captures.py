@@ -16,6 +16,7 @@ import pytest
 from hetjax.alignment import Injection, OperatorProgram, bind_kind, parse_kinds, trace_operators
 from hetjax.alignment.capture_file import (
     CAPTURE_FILE,
+    captured_training,
     check_same_model,
     check_same_training,
     read_capture,
@@ -23,6 +24,7 @@ from hetjax.alignment.capture_file import (
 from hetjax.alignment.captures import replay, write_capture
 from hetjax.alignment.comparison import compare_kinds
 from hetjax.alignment.operators import occurrences, output_bytes
+from hetjax.alignment.training import KindTraining, Overflow
 from hetjax.errors import InputError
 
 BATCH = {"x": np.ones((2, 3), np.float32), "keys": np.arange(4, dtype=np.uint32).reshape(2, 2)}
@@ -54,7 +56,9 @@ def captured(folder: Path, program: OperatorProgram = PROGRAM, **options: Any) -
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return captured(
-        tmp_path_factory.mktemp("capture"), losses=lambda: [2.5, 2.25], training={"seed": "0"}
+        tmp_path_factory.mktemp("capture"),
+        train=lambda: KindTraining("cpu", (2.5, 2.25)),
+        training={"seed": "0"},
     )
 
 
@@ -131,6 +135,15 @@ def test_a_capture_of_another_model_is_refused(whole: Path):
         assert message in str(error.value)
 
 
+@pytest.mark.parametrize("operator", [PROGRAM.operators[3], None])
+def test_a_training_that_overflowed_at_once_is_captured(operator: Any, tmp_path: Path):
+    trained = KindTraining("cpu", (), Overflow(1, operator, (1,), "the loss"))
+    capture = read_capture(captured(tmp_path, wanted={0}, train=lambda: trained))
+    assert capture.steps == 1
+    assert captured_training(capture, PROGRAM, "cpu", 1) == trained
+    assert captured_training(capture, PROGRAM, "cpu", 0) == KindTraining("cpu", ())
+
+
 def test_losses_of_another_training_are_refused(whole: Path):
     check_same_training(read_capture(whole), {"seed": "0"})
     with pytest.raises(InputError, match="seed is '0' in the capture, and '1' here; --steps 0"):
@@ -145,16 +158,24 @@ def rewritten(folder: Path, change: Any) -> Path:
     return folder
 
 
+OVERFLOW = {"step": 1, "operator": 0, "place": [], "what": "the loss"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(version=2), "version: 2 is not allowed: it must be 1"),
+        (lambda c: c.update(version=1), "version: 1 is not allowed: it must be 2"),
         (lambda c: c.pop("values"), "values: the field is missing"),
         (lambda c: c["operators"][0].update(number=10**6), "operators[0].number: 1000000"),
         (lambda c: c["operators"][0].update(inputs=[-1]), "operators[0]: value -1 is not allowed"),
         (lambda c: c["values"][0].update(dtype="object"), "unknown values[0].dtype"),
         (lambda c: c["values"][0].update(shape=[-1]), "values[0]: "),
         (lambda c: c["values"][0].update(archive=-1), "values[0]: "),
+        (
+            lambda c: c.update(overflow={**OVERFLOW, "operator": 10**6}),
+            "overflow.operator: 1000000 is not allowed: there are 0 to",
+        ),
+        (lambda c: c.update(overflow={**OVERFLOW, "step": 0}), "overflow.step: 0 is not allowed"),
         (lambda c: c.update(losses=["a"]), "losses[0]: 'a' is not allowed"),
     ],
 )
@@ -210,10 +231,10 @@ def test_values_of_another_shape_are_refused(tmp_path: Path):
 
 
 def test_nothing_is_trained_for_a_capture_that_is_over_its_limit(tmp_path: Path):
-    def losses() -> list[float]:
+    def train() -> KindTraining:
         raise AssertionError("it trained")
 
     given = sum(times * output_bytes(each) for each, times in occurrences(PROGRAM.block))
     with pytest.raises(InputError, match="--limit is"):
-        captured(tmp_path / "capture", losses=losses, limit=given)
+        captured(tmp_path / "capture", train=train, limit=given)
     assert not (tmp_path / "capture").exists()
