@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -104,14 +105,25 @@ def _of_order(operator: Operator, operands: Sequence[Any]) -> np.ndarray:
         _magnitudes(each) if jnp.issubdtype(jnp.result_type(each), jnp.floating) else each
         for each in operands
     ]
-    params = dict(operator.equation.params)
-    if params.get("preferred_element_type") is not None:
-        params["preferred_element_type"] = jnp.result_type(*magnitudes)
-    total = host_array(_compat.bind_with(operator.equation, params, magnitudes)[0])
+    total = host_array(_added(operator, magnitudes))
     # Products are summed in float32 at least, other sums in their own dtype.
     summed = total.dtype if operator.name in PRODUCTS else operator.given[0].dtype
     terms = max(1, _TERMS[operator.name](operator))
     return total * (float(jnp.finfo(summed).eps) * math.sqrt(terms) / 2)
+
+
+def _added(operator: Operator, magnitudes: Sequence[Any]) -> Any:
+    """What an operator makes of magnitudes, which may have other dtypes than its operands."""
+    params = dict(operator.equation.params)
+    if operator.name == "scatter-add":
+        # The equation holds a sum of two numbers of its own dtype.
+        own = ("update_jaxpr", "update_consts")
+        return jax.lax.scatter_add(
+            *magnitudes, **{name: each for name, each in params.items() if name not in own}
+        )
+    if params.get("preferred_element_type") is not None:
+        params["preferred_element_type"] = jnp.result_type(*magnitudes)
+    return _compat.bind_with(operator.equation, params, magnitudes)[0]
 
 
 def _magnitudes(value: Any) -> Any:

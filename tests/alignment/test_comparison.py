@@ -240,6 +240,25 @@ def test_another_order_of_adding_is_no_error():
     assert operator_error(operator, [x, w], [exact], [exact * np.float32(20)]) > 1.0
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_rows_of_two_bytes_that_are_added_up_may_be_added_in_another_order(dtype: Any):
+    """As in the gradient of an embedding."""
+
+    def loss(table: Any, tokens: Any) -> Any:
+        return jnp.mean(table[tokens].astype(jnp.float32) ** 2)
+
+    tokens = np.zeros(256, np.int32)
+    program = trace_operators(loss, jnp.ones((4, 3), dtype), tokens)
+    operator = next(each for each in program.operators if each.name == "scatter-add")
+    table, rows = jnp.zeros((4, 3), dtype), np.random.default_rng(0).normal(size=(256, 3))
+    rows = jnp.asarray(rows, dtype)
+    operands = [table, tokens.reshape(256, 1), rows]
+    forth, back = (table.at[0].set(sum(each, table[0])) for each in (rows, rows[::-1]))
+    assert np.abs(np.asarray(forth - back, np.float32)).max() > 0.02
+    assert operator_error(operator, operands, [forth], [back]) == 0.0
+    assert operator_error(operator, operands, [forth], [10 * forth]) > 0.1
+
+
 def test_a_unit_in_the_last_place_of_two_bytes_is_no_error():
     operator = product(2, 2, jnp.bfloat16)
     ones = jnp.ones((2, 2), jnp.bfloat16)
