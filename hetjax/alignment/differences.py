@@ -137,6 +137,12 @@ def _product_terms(operator: Operator) -> int:
     return math.prod(operator.taken[0].shape[axis] for axis in contracted)
 
 
+def _ragged_terms(operator: Operator) -> int:
+    numbers = operator.equation.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    return math.prod(operator.taken[0].shape[axis] for axis in contracted)
+
+
 def _convolution_terms(operator: Operator) -> int:
     kernel = operator.taken[1].shape
     numbers = operator.equation.params["dimension_numbers"]
@@ -149,6 +155,7 @@ def _reduced_terms(operator: Operator) -> int:
 
 _TERMS: Mapping[str, Callable[[Operator], int]] = {
     "dot_general": _product_terms,
+    "ragged_dot_general": _ragged_terms,
     "conv_general_dilated": _convolution_terms,
     "reduce_sum": _reduced_terms,
     "cumsum": lambda operator: operator.taken[0].shape[operator.equation.params["axis"]],

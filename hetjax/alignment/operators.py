@@ -14,7 +14,7 @@ import numpy as np
 from hetjax import _compat
 from hetjax.pipeline.program.traced_program import FlatJaxpr, num_bytes
 
-PRODUCTS = ("dot_general", "conv_general_dilated")
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 """The primitives that multiply matrices."""
 
 _SMALL = frozenset(
