@@ -101,35 +101,41 @@ def _of_order(operator: Operator, operands: Sequence[Any]) -> np.ndarray:
     Each of n additions rounds a partial sum, which is no larger than the sum of magnitudes, by half
     a unit in the last place; errors of either sign add up like a walk at random.
     """
-    magnitudes = [
-        _magnitudes(each) if jnp.issubdtype(jnp.result_type(each), jnp.floating) else each
-        for each in operands
-    ]
-    total = host_array(_added(operator, magnitudes))
+    total = host_array(_sum_of_magnitudes(operator, operands))
     # Products are summed in float32 at least, other sums in their own dtype.
     summed = total.dtype if operator.name in PRODUCTS else operator.given[0].dtype
     terms = max(1, _TERMS[operator.name](operator))
     return total * (float(jnp.finfo(summed).eps) * math.sqrt(terms) / 2)
 
 
-def _added(operator: Operator, magnitudes: Sequence[Any]) -> Any:
-    """What an operator makes of magnitudes, which may have other dtypes than its operands."""
+def _sum_of_magnitudes(operator: Operator, operands: Sequence[Any]) -> Any:
+    """What an operator makes of its terms' magnitudes, in a dtype in which that is finite."""
     params = dict(operator.equation.params)
+    operands = [_widened(each) for each in operands]
+    if operator.name == "cumlogsumexp":
+        # Sums on the way are rounded as logarithms; what is far below the last does not count.
+        return jnp.abs(_compat.bind(operator.equation, operands)[0]) + 1
+    if operator.name == "select_and_scatter_add":
+        source, selected = operands
+        return _compat.bind(operator.equation, [jnp.abs(source), selected])[0]
+    magnitudes = [
+        jnp.abs(each) if jnp.issubdtype(each.dtype, jnp.inexact) else each for each in operands
+    ]
     if operator.name == "scatter-add":
-        # The equation holds a sum of two numbers of its own dtype.
-        own = ("update_jaxpr", "update_consts")
-        return jax.lax.scatter_add(
-            *magnitudes, **{name: each for name, each in params.items() if name not in own}
-        )
+        # The equation holds a sum of two numbers of its own dtype, which is left out.
+        passed = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        options = {name: params[name] for name in passed}
+        scattered, indices, updates = magnitudes
+        return jax.lax.scatter_add(scattered, indices, updates, **options)
     if params.get("preferred_element_type") is not None:
         params["preferred_element_type"] = jnp.result_type(*magnitudes)
     return _compat.bind_with(operator.equation, params, magnitudes)[0]
 
 
-def _magnitudes(value: Any) -> Any:
-    """Magnitudes in a dtype in which their sum is finite."""
+def _widened(value: Any) -> Any:
     value = jnp.asarray(value)
-    return jnp.abs(value.astype(jnp.float32) if value.dtype.itemsize < 4 else value)
+    is_narrow = jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize < 4
+    return value.astype(jnp.float32) if is_narrow else value
 
 
 def _product_terms(operator: Operator) -> int:
@@ -149,6 +155,14 @@ def _convolution_terms(operator: Operator) -> int:
     return math.prod(kernel) // max(1, kernel[numbers.rhs_spec[0]])
 
 
+def _window_terms(operator: Operator) -> int:
+    return math.prod(operator.equation.params["window_dimensions"])
+
+
+def _running_terms(operator: Operator) -> int:
+    return operator.taken[0].shape[operator.equation.params["axis"]]
+
+
 def _reduced_terms(operator: Operator) -> int:
     return operator.taken[0].size // max(1, operator.given[0].size)
 
@@ -158,7 +172,10 @@ _TERMS: Mapping[str, Callable[[Operator], int]] = {
     "ragged_dot_general": _ragged_terms,
     "conv_general_dilated": _convolution_terms,
     "reduce_sum": _reduced_terms,
-    "cumsum": lambda operator: operator.taken[0].shape[operator.equation.params["axis"]],
+    "reduce_window_sum": _window_terms,
+    "select_and_scatter_add": _window_terms,
+    "cumsum": _running_terms,
+    "cumlogsumexp": _running_terms,
     "scatter-add": lambda operator: operator.taken[-1].size,
 }
 """How many numbers an operator that adds many adds to one, at most."""

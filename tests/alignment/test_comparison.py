@@ -22,6 +22,7 @@ from hetjax.alignment import (
     AlignedKind,
     Injection,
     KindDevice,
+    Operator,
     bind_kind,
     compare_kinds,
     mean_relative_error,
@@ -31,6 +32,7 @@ from hetjax.alignment import (
 )
 from hetjax.alignment.comparison import Comparison
 from hetjax.alignment.differences import operator_error
+from hetjax.alignment.evaluation import evaluate
 from hetjax.alignment.kinds import check_dtypes
 from hetjax.alignment.result import Alignment, named_kind
 from hetjax.alignment.training import KindTraining, Overflow
@@ -241,6 +243,81 @@ def test_another_order_of_adding_is_no_error():
     assert np.abs(other - exact).max() / np.abs(exact).max() > 1e-3
     assert operator_error(operator, [x, w], [exact], [other]) == 0.0
     assert operator_error(operator, [x, w], [exact], [exact * np.float32(20)]) > 1.0
+
+
+def cancelling(dtype: Any) -> np.ndarray:
+    """Numbers whose sum is so small that the order of adding is large beside it."""
+    half = np.random.default_rng(0).normal(size=256)
+    return np.concatenate([half, -half * (1 + 1e-6)]).astype(dtype)
+
+
+LOW, ZERO = np.array(-np.inf, jnp.bfloat16), np.array(0, jnp.bfloat16)
+PEAK = np.zeros(1023, jnp.bfloat16)
+PEAK[511] = 1
+
+
+def window(x: Any) -> Any:
+    return jax.lax.reduce_window(x, ZERO, jax.lax.add, (512,), (1,), "VALID")
+
+
+def scattered(x: Any) -> Any:
+    """All to the peak, which is the largest of each window."""
+
+    def largest(peak: Any) -> Any:
+        return jax.lax.reduce_window(peak, LOW, jax.lax.max, (512,), (1,), "VALID")
+
+    return jax.vjp(largest, jnp.asarray(PEAK))[1](x)[0]
+
+
+def ragged(x: Any) -> Any:
+    return jax.lax.ragged_dot(x[None], jnp.ones((1, x.size, 1), x.dtype), jnp.array([1]))
+
+
+def operator_of(name: str, function: Any, x: np.ndarray) -> tuple[Operator, list[Any]]:
+    """An operator of a function of a batch, and what it is given."""
+    inputs = [np.float32(1), x]
+    program = trace_operators(
+        lambda w, x: w * jnp.abs(jax.lax.stop_gradient(function(x))).sum().astype(w.dtype), *inputs
+    )
+    found: list[tuple[Operator, list[Any]]] = []
+
+    def visit(operator: Operator, operands: list[Any], _: Any) -> list[Any]:
+        if operator.name == name:
+            found.append((operator, operands))
+        return SAME.give(operator, operands)
+
+    evaluate(program.block, inputs, visit)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "x"),
+    [
+        ("reduce_sum", jnp.sum, cancelling(np.float32) * np.complex64(1 + 1j)),
+        ("ragged_dot_general", ragged, cancelling(np.float32)),
+        ("reduce_window_sum", window, cancelling(jnp.bfloat16)),
+        ("select_and_scatter_add", scattered, cancelling(jnp.bfloat16)),
+    ],
+)
+def test_another_order_of_adding_is_no_error_of_any_sum(name: str, function: Any, x: np.ndarray):
+    operator, operands = operator_of(name, function, x)
+    forth, back = (np.zeros(operator.given[0].shape, x.dtype) for _ in range(2))
+    middle = forth.size // 2
+    forth.flat[middle], back.flat[middle] = sum(x, x[0] * 0), sum(x[::-1], x[0] * 0)
+    # By a tolerance that large the order is not looked at.
+    assert operator_error(operator, operands, [forth], [back], tolerance=1e9) > 1e-2
+    assert operator_error(operator, operands, [forth], [back]) == 0.0
+    assert operator_error(operator, operands, [forth], [back + np.abs(x).sum()]) > 0.5
+
+
+def test_logarithms_of_running_sums_are_rounded_on_the_way():
+    x = (np.abs(np.random.default_rng(0).normal(size=256)) - 4).astype(jnp.bfloat16)
+    operator, operands = operator_of("cumlogsumexp", jax.lax.cumlogsumexp, x)
+    wide = np.logaddexp.accumulate(x.astype(np.float32)).astype(jnp.bfloat16)
+    narrow = np.asarray(jax.lax.associative_scan(np.logaddexp, x))
+    assert operator_error(operator, operands, [wide], [narrow], tolerance=1e9) > 3e-3
+    assert operator_error(operator, operands, [wide], [narrow]) == 0.0
+    assert operator_error(operator, operands, [wide], [wide + 1]) > 0.05
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
