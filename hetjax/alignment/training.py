@@ -20,6 +20,7 @@ from hetjax.alignment.devices import Injection, KindDevice
 from hetjax.alignment.evaluation import Place, evaluate_whole
 from hetjax.alignment.operators import PRODUCTS, Operator, OperatorProgram
 from hetjax.pipeline.program.loss import host_array, path_names
+from hetjax.pipeline.update.whole_update import optimizer_updates
 
 CRITERION = 0.015
 """The mean relative error of losses under which a kind is aligned. Source: H2, section 3.1.2."""
@@ -75,7 +76,7 @@ def train_kind(
     Args:
         program: the forward and backward pass, traced with such parameters and batches.
         kind: the kind.
-        optimizer: any Optax transformation.
+        optimizer: any Optax transformation; one that takes the ``value`` of the loss gets it.
         parameters: the first parameters.
         batch_of: from the number of steps done to the next step's batch.
         steps: how many steps.
@@ -86,6 +87,7 @@ def train_kind(
         The losses, and the first overflow.
     """
     leaves, tree = jax.tree.flatten(parameters)
+    extended = optax.with_extra_args_support(optimizer)
 
     def of_step(number: Any) -> KindDevice:
         if injection is None:
@@ -106,7 +108,8 @@ def train_kind(
             program.block, [*values, *batch], visit, _nonfinite_within
         )
         held = jax.tree.unflatten(tree, values)
-        updates, state = optimizer.update(jax.tree.unflatten(tree, gradients), state, held)
+        given = jax.tree.unflatten(tree, gradients)
+        updates, state = optimizer_updates(extended, given, state, held, loss)
         new = jax.tree.leaves(optax.apply_updates(held, updates))
         finite = [jnp.isfinite(each).all() for each in (loss, *gradients, *new)]
         return loss, jnp.stack([*finite, ~swallowed]), new, state

@@ -195,8 +195,16 @@ def test_products_of_two_bytes_overflow_and_the_product_is_named():
     assert found.overflow.operator.name == "dot_general"
 
 
-def test_training_is_that_of_plain_jax():
-    optimizer = optax.sgd(1e-2, momentum=0.9)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.sgd(1e-2, momentum=0.9),
+        optax.polyak_sgd(1e-2),
+    ],
+    ids=["sgd", "by the loss"],
+)
+def test_training_is_that_of_plain_jax(optimizer: optax.GradientTransformation):
+    extended = optax.with_extra_args_support(optimizer)
     found = train_kind(PROGRAM, FULL, optimizer, PARAMETERS, batch_of, 3)
 
     @jax.jit
@@ -205,7 +213,7 @@ def test_training_is_that_of_plain_jax():
             return loss_function(values, batch)
 
         value, gradients = jax.value_and_grad(loss)(parameters)
-        updates, state = optimizer.update(gradients, state, parameters)
+        updates, state = extended.update(gradients, state, parameters, value=value)
         return optax.apply_updates(parameters, updates), state, value
 
     parameters, state, wanted = PARAMETERS, optimizer.init(PARAMETERS), []

@@ -84,21 +84,32 @@ def unguarded_update(
         given = [
             jnp.zeros_like(p) if m is None else m for p, m in zip(parameters, means, strict=True)
         ]
-        updates, state = _updated(extended, unflatten(given), state, tree, metrics[0])
+        updates, state = optimizer_updates(extended, unflatten(given), state, tree, metrics[0])
         updated = optax.apply_updates(tree, updates)
         return jax.tree.leaves(updated), jax.tree.leaves(state), metrics
 
     return update
 
 
-def _updated(
+def optimizer_updates(
     optimizer: optax.GradientTransformationExtraArgs,
     gradients: Any,
     state: Any,
     parameters: Any,
     loss: Any,
 ) -> tuple[Any, Any]:
-    """What an optimizer makes of gradients, and of the loss where it takes that as ``value``."""
+    """What an optimizer makes of gradients, and of the loss where it takes that as ``value``.
+
+    Args:
+        optimizer: an Optax transformation, with support of extra arguments.
+        gradients: pytree of the parameters' structure.
+        state: its state.
+        parameters: the parameters.
+        loss: the mean loss.
+
+    Returns:
+        The updates and the new state.
+    """
     try:
         return optimizer.update(gradients, state, parameters, value=loss)
     except TypeError as error:
