@@ -31,8 +31,11 @@ _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 1
 NUMPY_DTYPES = _INTEGERS | {"bool", "complex64", "complex128", "float16", "float32", "float64"}
 """The dtypes of values that NumPy knows by itself."""
 
-_FLOATS_OF_A_BYTE = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
-_DTYPES = NUMPY_DTYPES | {"bfloat16", "int4", "uint4", *(f"float8_{n}" for n in _FLOATS_OF_A_BYTE)}
+_INTEGERS_BELOW_A_BYTE = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (2, 4))
+_FORMS = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+_FLOATS_OF_A_BYTE = frozenset(f"float8_{form}" for form in _FORMS)
+DTYPES = NUMPY_DTYPES | {"bfloat16", "float4_e2m1fn"} | _INTEGERS_BELOW_A_BYTE | _FLOATS_OF_A_BYTE
+"""The dtypes of values that a capture can hold."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,8 @@ def read_capture(folder: Path) -> Capture:
                     f"values[{place}]: archive {value.archive} and shape {list(value.shape)} are "
                     f"not allowed: numbers must be 0 or more"
                 )
-            if value.dtype not in _DTYPES:
-                raise InputError(unknown_name(f"values[{place}].dtype", value.dtype, _DTYPES))
+            if value.dtype not in DTYPES:
+                raise InputError(unknown_name(f"values[{place}].dtype", value.dtype, DTYPES))
     except InputError as error:
         raise InputError(f"{subject}: {error}") from None
     return capture

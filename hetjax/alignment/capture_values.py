@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax.alignment.capture_file import NUMPY_DTYPES, Capture, SavedOperator, SavedValue
-from hetjax.errors import InputError, shown
+from hetjax.alignment.capture_file import DTYPES, NUMPY_DTYPES, Capture, SavedOperator, SavedValue
+from hetjax.errors import InputError, shown, unknown_name
 from hetjax.files import replacing
 from hetjax.mesh.quantities import format_bytes
 from hetjax.pipeline.program.loss import from_host, host_array, host_shape, is_key
@@ -59,6 +59,9 @@ class CapturedValues:
         """The number of a value, a new one for one that is not held yet."""
         if id(value) not in self._numbers:
             array = host_array(value)
+            if array.dtype.name not in DTYPES:
+                what = "dtype of a value for --capture:"
+                raise InputError(unknown_name(what, array.dtype.name, DTYPES))
             self._bytes += array.nbytes
             if self._bytes > self._limit:
                 raise over_limit(self._bytes, self._limit)

@@ -13,9 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax.alignment import Injection, OperatorProgram, bind_kind, parse_kinds, trace_operators
+from hetjax.alignment import (
+    Injection,
+    OperatorProgram,
+    bind_kind,
+    capture_values,
+    parse_kinds,
+    trace_operators,
+)
 from hetjax.alignment.capture_file import (
     CAPTURE_FILE,
+    DTYPES,
     captured_training,
     check_same_model,
     check_same_training,
@@ -109,6 +117,28 @@ def test_one_operator_is_captured_with_what_it_takes_and_gives(tmp_path: Path):
     assert len(capture.values) == 5
     found = replay(tmp_path, capture, PROGRAM, [HALF])
     assert [each.operator.number for each in found.differences] == [number]
+
+
+@pytest.mark.parametrize("dtype", ["float8_e8m0fnu", "float4_e2m1fn", "uint2"])
+def test_values_of_few_bits_are_captured(dtype: str, tmp_path: Path):
+    def loss(w: jax.Array, batch: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.abs(batch).astype(jnp.dtype(dtype)).astype(jnp.float32) * w)
+
+    inputs = [np.float32(1), np.linspace(-1, 1, 6, dtype=np.float32)]
+    program = trace_operators(loss, *inputs)
+    write_capture(tmp_path, program, inputs, SAME)
+    capture = read_capture(tmp_path)
+    assert dtype in {each.dtype for each in capture.values}
+    assert all(each.error == 0.0 for each in replay(tmp_path, capture, program, [SAME]).differences)
+
+
+def test_a_value_of_a_dtype_that_cannot_be_read_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(capture_values, "DTYPES", DTYPES - {"bfloat16"})
+    with pytest.raises(InputError, match="unknown dtype of a value for --capture: 'bfloat16'"):
+        captured(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_capture_over_its_limit_is_refused_and_writes_nothing(tmp_path: Path):
