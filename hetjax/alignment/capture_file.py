@@ -103,6 +103,7 @@ class Capture:
         reference: the kind that it was made on.
         parameters: shape and dtype of each parameter leaf, by its path.
         signatures: of every operator of the model, in order.
+        details: what tells each from others of its signature.
         losses: those of a training on the reference; empty where there was none.
         overflow: the first step of it in which something was not finite; None where there is none.
         training: what the losses depend on besides the model, by name.
@@ -114,6 +115,7 @@ class Capture:
     reference: NamedKind
     parameters: Mapping[str, str]
     signatures: tuple[str, ...]
+    details: tuple[str, ...]
     losses: tuple[float, ...]
     overflow: SavedOverflow | None
     training: Mapping[str, str]
@@ -151,6 +153,11 @@ def read_capture(folder: Path) -> Capture:
     try:
         capture = from_content(Capture, content, CAPTURE_VERSION)
         overflow, last = capture.overflow, len(capture.signatures) - 1
+        if len(capture.details) != len(capture.signatures):
+            raise InputError(
+                f"details: there are {len(capture.details)}; there must be one for each of the "
+                f"{len(capture.signatures)} signatures"
+            )
         if overflow is not None and (overflow.operator or 0) > last:
             raise InputError(
                 f"overflow.operator: {overflow.operator} is not allowed: there are 0 to {last}"
@@ -235,6 +242,13 @@ def check_same_model(capture: Capture, program: OperatorProgram) -> None:
                 f"--replay: the capture is of another model or batch size: operator {number} is "
                 f"{shown(signature, 200)} in the capture, and {shown(found, 200)} in the model "
                 f"(traced by JAX {capture.jax} there, {jax.__version__} here)"
+            )
+        details = program.operators[number].details
+        if capture.details[number] != details:
+            raise InputError(
+                f"--replay: the capture is of another model: operator {number}, "
+                f"{shown(signature, 200)}, has {shown(capture.details[number], 400)} in the "
+                f"capture, and {shown(details, 400)} in the model"
             )
     if len(here) > len(capture.signatures):
         raise InputError(

@@ -123,6 +123,7 @@ def write_capture(
         reference=named_kind(reference),
         parameters=dict(program.parameters),
         signatures=tuple(each.signature for each in program.operators),
+        details=tuple(each.details for each in program.operators),
         losses=() if trained is None else trained.losses,
         overflow=None if trained is None else saved_overflow(trained.overflow),
         training=dict(training),

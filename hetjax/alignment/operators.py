@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import jax
@@ -79,6 +80,17 @@ class Operator:
         taken = ", ".join(map(shape_text, self.taken))
         return f"{self.name}({taken}) -> {', '.join(map(shape_text, self.given))}"
 
+    @functools.cached_property
+    def details(self) -> str:
+        """What tells it from others of its signature, such as ``"axes=(0)"``.
+
+        Of what stands in the equation that is all plain values: axes, exponents, numbers of
+        dimensions. Those of an operator that is not looked into may name files.
+        """
+        params = {} if self.is_opaque else self.equation.params
+        texts = {name: _plain_text(each) for name, each in sorted(params.items())}
+        return ", ".join(f"{name}={text}" for name, text in texts.items() if text)
+
 
 @dataclass(frozen=True, eq=False)
 class ControlFlow:
@@ -146,7 +158,7 @@ class OperatorProgram:
         for name, shape in self.parameters.items():
             digest.update(f"{name}:{shape};".encode())
         for operator in self.operators:
-            digest.update(f"{operator.signature};".encode())
+            digest.update(f"{operator.signature} {operator.details};".encode())
         return digest.hexdigest()[:16]
 
     @functools.cached_property
@@ -163,6 +175,21 @@ class OperatorProgram:
     def opaque(self) -> tuple[Operator, ...]:
         """The operators that are not looked into."""
         return tuple(each for each in self.operators if each.is_opaque)
+
+
+def _plain_text(value: Any) -> str:
+    """A plain value as text that is the same in each process; nothing of others, as of a mesh."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool | int | float | complex | str):
+        return repr(value)
+    if is_dataclass(value):
+        value = [getattr(value, each.name) for each in fields(value)]
+    return f"({','.join(map(_plain_text, value))})" if isinstance(value, tuple | list) else ""
 
 
 def shapes_of(atoms: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -165,6 +165,41 @@ def test_a_capture_of_another_model_is_refused(whole: Path):
         assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "details"),
+    [
+        (
+            lambda x: x**3,
+            lambda x: x**4,
+            "'integer_pow(float32[3,3]) -> float32[3,3]', has 'y=3' in",
+        ),
+        (lambda x: jnp.sum(x, 0), lambda x: jnp.sum(x, 1), "has 'axes=(0)' in the capture, and"),
+        (
+            lambda x: jax.lax.cumsum(x, 0),
+            lambda x: jax.lax.cumsum(x, 0, reverse=True),
+            "has 'axis=0, reverse=False' in the capture, and 'axis=0, reverse=True' in the model",
+        ),
+        (
+            lambda x: jnp.einsum("ab,bc", x, x),
+            lambda x: jnp.einsum("ab,cb", x, x),
+            "has 'dimension_numbers=(((1),(0)),((),()))",
+        ),
+    ],
+)
+def test_a_capture_of_operators_with_other_parameters_is_refused(
+    one: Any, other: Any, details: str, tmp_path: Path
+):
+    inputs = [W["w"], BATCH["x"]]
+    first = trace_operators(lambda w, _: jnp.mean(jnp.sin(one(w))), *inputs)
+    second = trace_operators(lambda w, _: jnp.mean(jnp.sin(other(w))), *inputs)
+    write_capture(tmp_path, first, inputs, SAME, wanted={0})
+    capture = read_capture(tmp_path)
+    check_same_model(capture, first)
+    with pytest.raises(InputError) as error:
+        check_same_model(capture, second)
+    assert details in str(error.value)
+
+
 @pytest.mark.parametrize("operator", [PROGRAM.operators[3], None])
 def test_a_training_that_overflowed_at_once_is_captured(operator: Any, tmp_path: Path):
     trained = KindTraining("cpu", (), Overflow(1, operator, (1,), "the loss"))
@@ -196,6 +231,7 @@ OVERFLOW = {"step": 1, "operator": 0, "place": [], "what": "the loss"}
     [
         (lambda c: c.update(version=1), "version: 1 is not allowed: it must be 2"),
         (lambda c: c.pop("values"), "values: the field is missing"),
+        (lambda c: c["details"].pop(), "details: there are "),
         (lambda c: c["operators"][0].update(number=10**6), "operators[0].number: 1000000"),
         (lambda c: c["operators"][0].update(inputs=[-1]), "operators[0]: value -1 is not allowed"),
         (lambda c: c["values"][0].update(dtype="object"), "unknown values[0].dtype"),
