@@ -76,7 +76,7 @@ def trace_operators(
         result = loss_function(
             jax.tree.unflatten(tree, values), jax.tree.unflatten(batch_tree, examples)
         )
-        total, count, *_ = sums(result, batch_leaves[0].shape[0], has_aux=False)
+        total, count, *_ = sums(result, batch_leaves[0].shape[0], has_aux=None)
         return total / count
 
     host_leaves = [host_shape(leaf) for leaf in batch_leaves]

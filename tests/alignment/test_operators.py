@@ -15,6 +15,7 @@ from hetjax.alignment.evaluation import evaluate, evaluate_whole
 from hetjax.alignment.kinds import AlignedKind
 from hetjax.alignment.operators import OperatorProgram, occurrences
 from hetjax.alignment.tracing import trace_operators
+from hetjax.errors import InputError
 from hetjax.models import model_of, recipe
 
 KIND = bind_kind(AlignedKind("cpu", "cpu"))
@@ -176,6 +177,11 @@ def test_what_is_not_looked_into_is_told():
 
     program = trace_operators(loss, jnp.ones(3), jnp.ones((2, 3)))
     assert {each.name for each in program.opaque} <= {"custom_linear_solve", "custom_root"}
+
+
+def test_a_loss_with_figures_beside_it_is_refused_with_what_to_return():
+    with pytest.raises(InputError, match=r"for a pair \(loss, aux\), return the loss alone"):
+        trace_operators(lambda w, x: (jnp.sum(x * w), {"size": w}), np.ones(2), np.ones((3, 2)))
 
 
 def test_fingerprints_tell_models_apart():

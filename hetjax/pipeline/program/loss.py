@@ -182,14 +182,16 @@ def accumulator_dtype(dtype: Any) -> np.dtype:
     return np.dtype(jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)
 
 
-def sums(result: Any, num_examples: int, *, has_aux: bool) -> tuple[Any, Any, list[Any], Any]:
+def sums(
+    result: Any, num_examples: int, *, has_aux: bool | None
+) -> tuple[Any, Any, list[Any], Any]:
     """What a loss function returned, as sums over examples; can be traced.
 
     Args:
         result: a scalar (the mean over the examples) or a pair of scalars (total, count); with
             `has_aux` a pair of that and a pytree of scalars.
         num_examples: how many examples there are.
-        has_aux: whether there are figures beside the loss.
+        has_aux: whether there are figures beside the loss; None where there cannot be any.
 
     Returns:
         The summed loss, the count, the figures in sums (each times the count) and their structure.
@@ -203,7 +205,8 @@ def sums(result: Any, num_examples: int, *, has_aux: bool) -> tuple[Any, Any, li
             f"{_told(result)}"
         )
     loss, aux = result if has_aux else (result, ())
-    total, count = _total_and_count(loss, num_examples)
+    advice = "return the loss alone" if has_aux is None else "give has_aux=True"
+    total, count = _total_and_count(loss, num_examples, advice)
     count = jnp.asarray(count, accumulator_dtype(jnp.result_type(total)))
     figures = []
     for name, leaf in zip(path_names(aux), jax.tree.leaves(aux), strict=True):
@@ -216,7 +219,7 @@ def sums(result: Any, num_examples: int, *, has_aux: bool) -> tuple[Any, Any, li
     return total, count, figures, jax.tree.structure(aux)
 
 
-def _total_and_count(result: Any, num_examples: int) -> tuple[Any, Any]:
+def _total_and_count(result: Any, num_examples: int, advice: str) -> tuple[Any, Any]:
     """A loss as a pair; a scalar alone is the mean over the examples."""
     is_pair = isinstance(result, tuple) and len(result) == 2
     total, count = result if is_pair else (result, np.float32(num_examples))
@@ -225,7 +228,7 @@ def _total_and_count(result: Any, num_examples: int) -> tuple[Any, Any]:
         raise InputError(
             f"the loss function must return a floating scalar, or a pair of scalars "
             f"(total, count); it returned {_told(result)}"
-            + ("; for a pair (loss, aux), give has_aux=True" if is_pair else "")
+            + (f"; for a pair (loss, aux), {advice}" if is_pair else "")
         )
     if is_pair:
         return total, count
