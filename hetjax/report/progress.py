@@ -159,9 +159,10 @@ class MeasuringProgress:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             if self._bar is None:
                 self._bar = _bar(self._console)
-                self._bar.add_task("", total=total)
+                self._bar.add_task("")
                 self._bar.start()
-            self._bar.update(self._bar.task_ids[0], completed=count, description=text)
+            # What follows may have another number of pieces.
+            self._bar.update(self._bar.task_ids[0], completed=count, total=total, description=text)
         elif count == total or 10 * count // total > 10 * (count - 1) // total:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -2,11 +2,13 @@
 
 import io
 import itertools
+import re
+import sys
 
 import pytest
 from rich.console import Console
 
-from hetjax.report.progress import TrainingProgress
+from hetjax.report.progress import MeasuringProgress, TrainingProgress
 
 
 def run(console: Console, num_steps: int, steps_done: int = 0, every: int = 10) -> None:
@@ -59,3 +61,16 @@ def test_leaving_by_an_error_stops_the_bar():
         raise KeyError
     with TrainingProgress(3, console=console):
         pass
+
+
+def test_a_bar_goes_on_with_work_of_another_number_of_pieces(monkeypatch: pytest.MonkeyPatch):
+    output = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", output)
+    terminal = {"TTY_COMPATIBLE": "1", "TERM": "xterm", "COLUMNS": "60", "NO_COLOR": "1"}
+    for name, value in terminal.items():
+        monkeypatch.setenv(name, value)
+    with MeasuringProgress("done") as progress:
+        progress.update(3, 3, "step")
+        progress.update(179, 358, "operator")
+    bar = re.findall("([━╸ ]+) done 179 of 358: operator", output.getvalue())[-1]
+    assert bar.count("━") / len(bar) == pytest.approx(0.5, abs=0.1)
