@@ -140,6 +140,8 @@ def test_a_replay_of_what_was_not_captured_is_refused(
         (["--kinds", "cpu", "--kinds", "V100:bfloat16"], "V100 has no bfloat16"),
         (["--kinds", "cpu", "abacus"], "unknown device of --kinds 'abacus'"),
         (["--kinds", "cpu", "a=cpu", "--tolerance", "nan"], "--tolerance is nan"),
+        (["--kinds", "cpu", "a=cpu", "--tolerance", "1e308"], "it must be from 1e-12 to 1e+06"),
+        (["--kinds", "cpu", "a=cpu", "--tolerance", "5e-324"], "it must be from 1e-12 to 1e+06"),
         (["--kinds", "cpu", "a=cpu", "--steps", "-1"], "--steps is -1; it must be 0 or more"),
         (["--kinds", "cpu", "a=cpu", "--operators", "9-3"], "--operators: '9-3' is not allowed"),
         (["--kinds", "cpu", "a=cpu", "--operators", "9-3", "--operators", "1"], "'9-3' is not"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -14,6 +13,9 @@ from hetjax.alignment.kinds import AlignedKind, parse_kinds
 from hetjax.errors import InputError, shown, unknown_name
 from hetjax.mesh.units import BYTES, parse_quantity
 from hetjax.reading import check_path
+
+_TOLERANCES = 1e-12, 1e6
+"""The least is far below any rounding, the most far above any error."""
 
 _NUMBERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
@@ -75,8 +77,11 @@ def alignment_options(arguments: argparse.Namespace) -> AlignmentOptions:
     if arguments.capture and arguments.replay:
         raise InputError("--capture and --replay are both given; give one: they are two runs")
     kinds = parse_kinds(arguments.kinds, 1 if arguments.capture or arguments.replay else 2)
-    if not 0 < arguments.tolerance < math.inf:
-        raise InputError(f"--tolerance is {arguments.tolerance}; it must be more than 0 and finite")
+    least, most = _TOLERANCES
+    if not least <= arguments.tolerance <= most:
+        raise InputError(
+            f"--tolerance is {arguments.tolerance}; it must be from {least:g} to {most:g}"
+        )
     if arguments.steps < 0:
         raise InputError(f"--steps is {arguments.steps}; it must be 0 or more")
     if arguments.rows < 1:
