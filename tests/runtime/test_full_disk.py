@@ -1,5 +1,6 @@
 """A save that fails is no failure of a worker: it is told, training goes on, the next one works."""
 
+import logging
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from ray_jobs import make_plan, make_trainer
 from hetjax import SaveError, Trainer
 from hetjax.configuration import TrainSettings
 from hetjax.loop import train
+from hetjax.runtime.checkpoints.orbax_words import quieten
 
 
 @contextmanager
@@ -93,6 +95,19 @@ def test_a_loop_trains_on_and_raises_where_the_last_save_failed(tmp_path: Path):
         assert trainer.steps_done == 4
         trainer.save(wait=True)
     assert checkpoints(tmp_path) == ["00000004"]
+
+
+@pytest.mark.parametrize(("folder", "is_told"), [("orbax/checkpoint", False), ("mine", True)])
+def test_a_write_of_orbax_that_nobody_waits_for_is_not_logged(
+    folder: str, is_told: bool, caplog: pytest.LogCaptureFixture
+):
+    quieten()
+    code = compile("raise OSError(28, 'No space left on device')", f"/{folder}/path.py", "exec")
+    try:
+        exec(code)
+    except OSError as error:
+        logging.getLogger("asyncio").error("Future exception was never retrieved", exc_info=error)
+    assert bool(caplog.records) == is_told
 
 
 def on_a_full_disk(trainer: Trainer, disk: Path) -> None:
