@@ -3,10 +3,11 @@
     python -m hetjax.train --config configs/quickstart.gin --workdir runs/first
     python -m hetjax.train --config configs/quickstart.gin --gin "train.steps = 20" --runtime ray
 
-Ctrl-C and SIGTERM end the command with 130 or 143. While it trains it finishes the step first, and
-saves a checkpoint where there is a work folder; a second one ends it at once. What it was started
-to ignore, as the shell of a script starts what goes on in the background to ignore Ctrl-C, ends
-nothing. The exit codes are listed in `hetjax.commands.command_line`.
+Ctrl-C, SIGTERM and SIGHUP (a terminal that is closed, a connection that is lost) end the command
+with 130, 143 or 129. While it trains it finishes the step first, and saves a checkpoint where there
+is a work folder; a second one ends it at once. What it was started to ignore, as the shell of a
+script starts what goes on in the background to ignore Ctrl-C, and nohup SIGHUP, ends nothing. The
+exit codes are listed in `hetjax.commands.command_line`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A command ends with 0 when it has done what was asked, 2 when something that a person gave is wrong,
 3 when a worker was lost, 4 when losses or gradients stayed not finite, 5 when the last checkpoint,
-another file of the run or the standard output could not be written, 130 when Ctrl-C stopped it and
-143 when SIGTERM did, at any moment.
+another file of the run or the standard output could not be written, 130 when Ctrl-C stopped it, 143
+when SIGTERM did and 129 when SIGHUP did (its terminal is gone), at any moment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM for commands: heard at any moment, from the first line to the last.
+"""Ctrl-C, SIGTERM and SIGHUP for commands: heard at any moment, from the first line to the last.
 
 A handler would run when the main thread comes to it: not while it compiles, and not at all once a
 library has put another in its place. Ray does, with one that prints the native stacks of all
-threads. So both signals are blocked in every thread, and a thread of their own waits for them.
+threads. So the signals are blocked in every thread, and a thread of their own waits for them.
 
 The imports here are few, since nothing is heard before them.
 """
@@ -21,7 +21,7 @@ from hetjax.commands.command_line import NOT_WRITTEN
 from hetjax.commands.output import all_written, open_closed
 from hetjax.processes import end_descendants
 
-HEARD = (signal.SIGINT, signal.SIGTERM)
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that are heard, but for those that the process was started to ignore."""
 
 EXIT_BASE = 128

@@ -50,13 +50,14 @@ sys.exit(signals.run_process(main))
 SIGNAL = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
-def test_a_command_that_is_done_while_it_is_ended_has_the_signals_code():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_done_while_it_is_ended_has_the_signals_code(number: signal.Signals):
     """Its workers are gone before it is, and it may come to its own end, with its own words."""
-    main = f"{SIGNAL}; time.sleep(0.5); print('done', flush=True)"
+    main = f"os.kill(os.getpid(), {number:d}); time.sleep(0.5); print('done', flush=True)"
     words = [sys.executable, "-c", ENDS_SLOWLY.format(main=main)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
-    assert done.stderr == "SIGTERM: ended while starting\n"
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert done.stderr == f"{number.name}: ended while starting\n"
 
 
 def test_a_signal_that_comes_when_a_command_is_done_says_nothing():
