@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetjax.commands.command_line import Parser, run_command
+from hetjax.commands.command_line import Parser, as_option, run_command
 from hetjax.commands.signals import doing, run_process
+from hetjax.draws import check_draws
 from hetjax.errors import InputError
 
 
@@ -59,6 +60,8 @@ def _generate(arguments: argparse.Namespace) -> int:
         if not getattr(arguments, option):
             what = {"workdir": "name the folder of a run", "prompt": "give a text to go on with"}
             raise InputError(f"--{option} is missing or empty; {what[option]}")
+    with as_option():
+        check_draws(arguments.length, arguments.temperature, arguments.seed)
 
     from hetjax.commands.work_folder import configuration_in
 

@@ -103,6 +103,7 @@ def test_paths_are_looked_up_beside_their_file_then_in_the_working_directory(
         ("model.groups = (3, 'a')", ["model.groups[1] is 'a'"]),
         ("data.held_out_fraction = 1.0", ["data.held_out_fraction is 1.0", "less than 1"]),
         ("optimizer.options = [1]", ["optimizer.options is [1]"]),
+        ("optimizer.options = {1: 2}", ["optimizer.options has the key 1; keys must be texts"]),
         ("train.steps = (1,", ["multi-line"]),
         ("train.steps = %MANY", ["%MANY has no value"]),
         ("train.steps = @many", ["@many is not allowed"]),

@@ -328,3 +328,10 @@ def test_a_tokenizers_words(tmp_path, capsys):
     assert set(output(capsys, *spread).split()) <= set(vocabulary)
     assert "does not know 'zebras'" in refused(capsys, *arguments, "all zebras")
     assert "has no token" in refused(capsys, *arguments, "  ")
+
+
+@pytest.mark.parametrize("option", ["--length=0", "--temperature=nan", "--seed=-1"])
+def test_numbers_are_looked_at_before_the_run_is(option: str, capsys):
+    name, _, value = option.partition("=")
+    line = refused(capsys, "--workdir", "/nowhere", "--prompt", "all", option)
+    assert f"{name} is {value}; it must be" in line

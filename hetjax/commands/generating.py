@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from hetjax.commands.command_line import as_option
 from hetjax.commands.work_folder import CHECKPOINTS_FOLDER
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import make_model
@@ -18,7 +17,6 @@ from hetjax.data.corpus import text_vocabulary
 from hetjax.data.encoding import decode, encode
 from hetjax.errors import CheckpointError, InputError
 from hetjax.models import LanguageModel, generate
-from hetjax.models.generation import check_draws
 from hetjax.pipeline import trace
 from hetjax.runtime import CheckpointFolder
 from hetjax.runtime.checkpoints.checkpoint import load_parameters
@@ -37,18 +35,12 @@ class Continuation:
         temperature: as `hetjax.models.generate` has it.
         seed: of the draws.
 
-    Raises:
-        InputError: one of the numbers is not allowed.
     """
 
     prompt: str
     length: int
     temperature: float
     seed: int
-
-    def __post_init__(self):
-        with as_option():
-            check_draws(self.length, self.temperature, self.seed)
 
 
 class TextModel:

@@ -38,6 +38,7 @@ class Resumption:
 
 # Their own module imports more than is needed to look for them.
 _METRICS_FILE = "metrics.jsonl"
+_TENSORBOARD_FOLDER = "tensorboard"
 
 _RUN = (CONFIGURATION_FILE, PLAN_FILE, _METRICS_FILE, CHECKPOINTS_FOLDER)
 _PLANNED_BY = (
@@ -68,6 +69,7 @@ def check_work_folder(path: Path, resumption: Resumption) -> None:
     """
     check_folder(path, "--workdir")
     check_plain(path, "--workdir")
+    check_folder(path / _TENSORBOARD_FOLDER, "--workdir")
     found = [name for name in _RUN if (path / name).exists()]
     if resumption.wanted:
         _check_checkpoints(path, resumption)

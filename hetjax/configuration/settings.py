@@ -555,6 +555,8 @@ def _sentence(error: ValidationError, section: str = "") -> str:
     if isinstance(cause, InputError):
         return str(cause)
     field, *inner = first["loc"]
+    if inner and inner[-1] == "[key]":
+        return f"{section}.{field} has the key {shown(first['input'])}; keys must be texts"
     name = f"{section}.{field}" + "".join(f"[{shown(place)}]" for place in inner)
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         hint = sections()[section].model_fields[str(field)].annotation

@@ -7,7 +7,6 @@ for prompts of any length.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -15,12 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from hetjax.draws import check_draws
 from hetjax.errors import InputError
 from hetjax.models.language_model import LanguageModel
-
-MAX_TEMPERATURE = 100.0
-MAX_LENGTH = 1_000_000
-_MAX_SEED = 2**32
 
 
 def generate(
@@ -84,25 +80,6 @@ def generate(
             np.int32(place - len(seen)),
         )
     return tokens[len(seen) :]
-
-
-def check_draws(length: int, temperature: float, seed: int) -> None:
-    """Check how tokens are to be drawn, before anything is read for it.
-
-    Args:
-        length: how many tokens to make.
-        temperature: as `generate` has it.
-        seed: of the draws.
-
-    Raises:
-        InputError: naming the argument, its value and what is allowed.
-    """
-    if not 1 <= length <= MAX_LENGTH:
-        raise InputError(f"length is {length}; it must be 1 to {MAX_LENGTH}")
-    if not (math.isfinite(temperature) and 0 <= temperature <= MAX_TEMPERATURE):
-        raise InputError(f"temperature is {temperature}; it must be 0 to {MAX_TEMPERATURE:g}")
-    if not 0 <= seed < _MAX_SEED:
-        raise InputError(f"seed is {seed}; it must be at least 0 and below 2**32")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -5,11 +5,20 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from hetjax.commands.command_line import NOT_FINITE, NOT_WRITTEN, WRONG_INPUT, Parser, run_command
-from hetjax.errors import NonfiniteError
+from hetjax.commands.command_line import (
+    NOT_FINITE,
+    NOT_WRITTEN,
+    WRONG_INPUT,
+    Parser,
+    configuration_of,
+    run_command,
+)
+from hetjax.configuration.make import make_ingredients
+from hetjax.errors import InputError, NonfiniteError
 
 NOISY = """
 import os
@@ -135,3 +144,11 @@ def test_an_error_of_a_socket_is_not_one_of_a_file() -> None:
 
     with pytest.raises(ConnectionResetError):
         run_command(command, lambda: Parser("hetjax.plan", "Plan."), [])
+
+
+def test_a_text_that_is_too_short_is_told_with_the_models_sequence(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    settings = [f"data.paths = ['{tmp_path}/empty.txt']", "data.kind = 'text'"]
+    options = argparse.Namespace(config="quickstart", gin=[*settings, "model.sequence = 16"])
+    with pytest.raises(InputError, match=r"has 0 tokens .* sequence 16 needs at least 17"):
+        make_ingredients(configuration_of(options))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.commands.signals import StopRequest
-from hetjax.models.generation import MAX_LENGTH
+from hetjax.draws import MAX_LENGTH
 from hetjax.processes import descendants
 
 CONFIG = Path(__file__).parents[2] / "configs/quickstart.gin"

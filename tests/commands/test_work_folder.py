@@ -28,6 +28,12 @@ def test_a_pipe_in_the_place_of_the_metrics_is_not_waited_for(tmp_path: Path):
         check_work_folder(tmp_path, STARTING)
 
 
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path):
+    (tmp_path / "tensorboard").touch()
+    with pytest.raises(InputError, match=r"tensorboard is a file, not a folder"):
+        check_work_folder(tmp_path, Resumption())
+
+
 @pytest.mark.parametrize(
     "changed",
     [
