@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from cases import CLUSTER, Case, trace_model
 from execution import (
@@ -19,8 +22,11 @@ from execution import (
 from jax.sharding import PartitionSpec as P
 from small_models import Model, make_batch
 
+from hetjax import Trainer
 from hetjax.mesh import SubMesh
+from hetjax.pipeline import trace
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedules.warm_up import gpipe
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
@@ -93,3 +99,35 @@ def test_what_devices_share_is_reduced_as_it_is_made():
     with running(job_of(case_of("data", "1f1b", (1, 4)), keep_gradients())) as executor:
         assert not any(summed_late(executor))
         assert "reduce_gradients_0" not in executor.workers[0].compiled.programs
+
+
+RATE, FEATURES, TOKENS = 0.5, 6, 13
+
+
+def scaled_rows_loss(parameters: dict[str, jax.Array], tokens: jax.Array) -> jax.Array:
+    """The mean loss under a table whose rows have a scale each."""
+    table = parameters["table"] * parameters["scale"]
+    first = tokens[:, :1].astype(jnp.float32) * parameters["first"]
+    logits = jax.nn.log_softmax(jnp.tanh(first) @ table.T)
+    return -jnp.mean(jnp.take_along_axis(logits, tokens[:, 1:], axis=1))
+
+
+@pytest.mark.parametrize("sharding", ["data", "fully_sharded"])
+def test_sums_over_the_tensor_axis_meet_those_over_the_data_axis(sharding: str):
+    """A scale of rows has one feature, and its gradient is summed over the table's divided ones."""
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(0, TOKENS, (8, 2), dtype=np.int32)
+    shapes = {"table": (TOKENS, FEATURES), "scale": (TOKENS, 1), "first": (FEATURES,)}
+    parameters = {name: draw.normal(size=s).astype(np.float32) for name, s in shapes.items()}
+    loss, gradients = jax.jit(jax.value_and_grad(scaled_rows_loss))(parameters, tokens)
+
+    program = trace(scaled_rows_loss, parameters, tokens[:4])
+    stage = StagePlan.on((0, 1), SubMesh("first", 0, (1, 4)), (2, 2), sharding)
+    pipeline = PipelinePlan((stage,), 2, 4, gpipe(1, 2))
+    plan = Plan(program.fingerprint, (0, program.num_positions), CLUSTER, (pipeline,))
+    with Trainer(plan, scaled_rows_loss, parameters, optax.sgd(RATE), tokens) as trainer:
+        np.testing.assert_allclose(trainer.train_step(tokens).loss, loss, rtol=1e-6)
+        after = trainer.parameters()
+    for name, gradient in gradients.items():
+        found = (parameters[name] - after[name]) / RATE
+        np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-6)

@@ -72,8 +72,14 @@ def spec_of(array: Any) -> PartitionSpec:
 
 def resharded(array: Any, spec: PartitionSpec) -> Any:
     """An array with another sharding inside its submesh."""
-    if _same_spec(spec_of(array), spec):
+    held = spec_of(array)
+    if _same_spec(held, spec):
         return array
+    common = held.unreduced & spec.unreduced
+    if common not in (held.unreduced, spec.unreduced):
+        # XLA's process ends where sums are to be made along some axes, and split along others.
+        between = PartitionSpec(*held.partitions, unreduced=common)
+        array = jax.sharding.reshard(array, _on_mesh(between))
     return jax.sharding.reshard(array, _on_mesh(spec))
 
 
