@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetjax import _compat
 from hetjax.pipeline.program.costs import REPEATABLE, is_expensive, is_heavy
@@ -35,6 +35,20 @@ class _Line:
     reads: tuple[Hashable, ...]
     makes: tuple[Hashable, ...]
     is_stored: bool
+    inside: int
+
+
+class HeldLine(NamedTuple):
+    """What is held while a line of a program runs.
+
+    Args:
+        step: the line.
+        values: what has been made and is still needed, what the line makes among it.
+        inside: the most bytes that the line holds by itself, were all of it on one device.
+    """
+
+    step: Step
+    values: frozenset[int]
     inside: int
 
 
@@ -101,6 +115,17 @@ class Temporaries:
         spans = _spans(lines, self._apart)
         order = _breadth_first(spans) if on_cpu else range(len(spans))
         self._spans = [(steps[place], spans[place]) for place in order]
+
+    def lines(self) -> tuple[HeldLine, ...]:
+        """What is held while each line runs, in their order."""
+        spans = [span for _, span in self._spans]
+        last = _last_uses(spans)
+        alive, found = set[Any](), []
+        for place, (step, (read, made, inside)) in enumerate(self._spans):
+            alive |= {*made} - self._apart
+            found.append(HeldLine(step, frozenset(alive), inside))
+            alive -= {value for value in (*read, *made) if last[value] == place}
+        return tuple(found)
 
     def untiled_bytes(self) -> int:
         """The same as `most_bytes`, without the tiles of attention, which are divided by heads."""
@@ -212,9 +237,14 @@ def _breadth_first(spans: Sequence[_Span]) -> list[int]:
     return order
 
 
+def _last_uses(spans: Sequence[_Span]) -> dict[Hashable, int]:
+    """The last line that reads or writes each value."""
+    return {value: place for place, (read, made, _) in enumerate(spans) for value in (*read, *made)}
+
+
 def _most(spans: Sequence[_Span], apart: set[Any], size: Callable[[Any], int]) -> int:
     """The most that values hold at once, without those that are counted apart."""
-    last = {value: place for place, (read, made, _) in enumerate(spans) for value in (*read, *made)}
+    last = _last_uses(spans)
     alive = most = 0
     for place, (read, made, inside) in enumerate(spans):
         alive += sum(size(value) for value in made if value not in apart)

@@ -83,6 +83,7 @@ def _speed(problem: PlanningProblem, member: Member, classes: ClassRates | None)
         inner_bandwidth=link.bandwidth,
         memory=USABLE_MEMORY * kind.memory_bytes,
         classes=classes,
+        on_cpu=kind.is_processor,
     )
 
 

@@ -40,7 +40,7 @@ def predict_modules(
         plan: the plan.
         stage: the stage.
         problem: the problem that it solves.
-        work: the stage's work on one device, for what a task needs while it runs.
+        work: the stage's work on one device, for what it exchanges with other stages.
 
     Returns:
         The prediction, without what depends on the schedule.
@@ -51,7 +51,7 @@ def predict_modules(
     read, rates = stage_programs_of(plan, stage, problem), member_rates(problem, stage.members)
     where = (read.chain, read.programs, rates, read.ratios, problem.optimizer_bytes)
     time, held = step_time(*where), held_bytes(*where)
-    working = work.received_bytes + work.returned_bytes
+    waiting = work.received_bytes + work.returned_bytes
     has_backward = work.backward_passes > 0
     computing = TASK_SECONDS + time.computing
     backward = (TASK_SECONDS + time.backward) * has_backward
@@ -60,7 +60,7 @@ def predict_modules(
             forward_seconds=float(computing[0, m]),
             backward_seconds=float(computing[1, m]) * has_backward,
             state_bytes=int(held.state[m]),
-            working_bytes=working,
+            working_bytes=waiting + int(held.working[m]),
             activation_bytes=int(held.residuals[m]),
             recomputed_bytes=0,
             deferred_bytes=0,

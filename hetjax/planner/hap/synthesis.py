@@ -103,7 +103,7 @@ def needed_bytes(search: ChainSearch, rates: Rates, found: Synthesis) -> FloatAr
         found: the program and its ratios.
     """
     held = held_bytes(search.chain, found.program.modules, rates, found.shares, search.state_bytes)
-    return held.state + held.residuals
+    return held.state + held.residuals + held.working
 
 
 def _limits(rates: Rates) -> FloatArray:

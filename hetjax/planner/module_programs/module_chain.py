@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
+from hetjax.pipeline.program.step_program import StepProgram
+from hetjax.pipeline.program.temporaries import HeldLine, Temporaries
 from hetjax.pipeline.program.traced_program import Operand, Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage
 from hetjax.pipeline.stages.traced_modules import modules_of, trace_module
-from hetjax.pipeline.stages.traced_stage import TracedStage, halve
+from hetjax.pipeline.stages.traced_stage import TracedPasses, TracedStage, halve
 from hetjax.planner.work.run_structure import Inputs, inputs_of, structure_of
+
+
+@dataclass(frozen=True, eq=False)
+class PassHeld:
+    """What a pass of a module holds beside parameters and what is kept.
+
+    Args:
+        crossing: the values that it gets from other modules and gives them.
+        lines: what its lines hold.
+        lines_on_cpu: the same of a program that is compiled for CPUs.
+    """
+
+    crossing: frozenset[int]
+    lines: tuple[HeldLine, ...]
+    lines_on_cpu: tuple[HeldLine, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +44,7 @@ class ModuleTrace:
         residuals: the values that the forward pass keeps for the backward pass.
         kept_inputs: the values received that the backward pass reads.
         is_last: whether it computes the loss.
+        passes: its forward and its backward pass.
     """
 
     traced: TracedStage
@@ -35,6 +53,32 @@ class ModuleTrace:
     residuals: frozenset[int]
     kept_inputs: frozenset[int]
     is_last: bool
+    passes: TracedPasses
+
+    @cached_property
+    def passes_held(self) -> tuple[PassHeld, PassHeld]:
+        """What the forward and the backward pass hold."""
+        traced, passes = self.traced, self.passes
+        inputs = (traced.parameters, traced.batch, traced.received)
+        avals, kept = traced.flat.avals, {*self.residuals, *self.kept_inputs, *traced.parameters}
+        forward = StepProgram(passes.forward, inputs, (traced.sent, passes.residuals), avals)
+        backward = StepProgram(
+            passes.backward,
+            (*inputs, passes.residuals, traced.cotangents),
+            (passes.returned,),
+            avals,
+            summands=traced.trained_gradients,
+        )
+
+        def held(program: StepProgram, values: Iterable[Operand]) -> PassHeld:
+            crossing = frozenset(v for v in values if isinstance(v, int) and v not in kept)
+            orders = (Temporaries(program, on_cpu=way).lines() for way in (False, True))
+            return PassHeld(crossing, *orders)
+
+        return (
+            held(forward, (*traced.received, *traced.sent)),
+            held(backward, (*traced.cotangents, *passes.returned)),
+        )
 
     @cached_property
     def num_bytes(self) -> tuple[int, ...]:
@@ -191,7 +235,9 @@ class ModuleTraces:
             kept = frozenset(passes.residuals)
             read = {value for step in passes.backward for value in step.values()}
             taken = frozenset(read.intersection(traced.received))
-            self._traces.append(ModuleTrace(traced, forward, returned, kept, taken, is_last))
+            self._traces.append(
+                ModuleTrace(traced, forward, returned, kept, taken, is_last, passes)
+            )
         return self._known[key]
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hetjax.pipeline.program.loss import accumulator_dtype
-from hetjax.pipeline.program.traced_program import Operand, num_bytes
+from hetjax.pipeline.program.traced_program import Operand, Step, num_bytes
 from hetjax.planner.module_programs.charges import (
     EXCHANGE,
     GATHER,
@@ -90,15 +90,25 @@ class ModuleProgram:
     held_inputs: frozenset[int] = frozenset()
 
     @cached_property
-    def _made(self) -> dict[int, int]:
+    def layouts(self) -> dict[int, int]:
+        """How each value is made."""
         found = dict(self.inputs)
         for step, way in zip(self.trace.traced.flat.steps, self.ways, strict=True):
             found.update(zip(step.outputs, way.results, strict=True))
         return found
 
+    @cached_property
+    def _makers(self) -> dict[tuple[int, ...], int]:
+        steps = self.trace.traced.flat.steps
+        return {tuple(step.outputs): equation for equation, step in enumerate(steps)}
+
+    def equation_of(self, step: Step) -> int:
+        """The number of an equation."""
+        return self._makers[tuple(step.outputs)]
+
     def made(self, operand: Operand) -> int:
         """How a value is made; `FREE` of one that is known everywhere."""
-        return self._made[operand] if isinstance(operand, int) else FREE
+        return self.layouts[operand] if isinstance(operand, int) else FREE
 
     @property
     def first_edge(self) -> list[tuple[int, int]]:

@@ -155,6 +155,7 @@ class MemberSpeed:
         inner_bandwidth: bytes/s of the link among them.
         memory: bytes that each may hold.
         classes: what one of its devices takes for classes of work; None where none was measured.
+        on_cpu: whether its programs are compiled for CPUs.
     """
 
     flops: float
@@ -164,6 +165,7 @@ class MemberSpeed:
     inner_bandwidth: float = math.inf
     memory: float = math.inf
     classes: ClassRates | None = None
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,13 +233,21 @@ class Rates:
             loads: the loads.
             shares: of every class.
         """
+        return self.held_of_each(loads, shares).sum(axis=0)
+
+    def held_of_each(self, loads: Loads, shares: Shares) -> Shares:
+        """What each device of each member holds of each load, `[loads, members]`.
+
+        Args:
+            loads: the loads.
+            shares: of every class.
+        """
         if not len(loads):
-            return np.zeros(self.count)
+            return np.zeros((0, self.count))
         table = loads.figures
         part = np.where(table[:, :1] < 0, 1.0, shares[table[:, 0].astype(int)])
-        return np.array(
-            [self._held(table, part[:, m], each).sum() for m, each in enumerate(self.members)]
-        )
+        held = [self._held(table, part[:, m], each) for m, each in enumerate(self.members)]
+        return np.stack(held, axis=1)
 
     def _held(self, table: Shares, part: Shares, member: MemberSpeed) -> Shares:
         """What a device of a member holds of each load."""

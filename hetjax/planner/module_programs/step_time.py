@@ -16,6 +16,7 @@ from hetjax.planner.module_programs.module_chain import ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, shared_update
 from hetjax.planner.module_programs.rates import Rates
 from hetjax.planner.module_programs.ways import WayLoad
+from hetjax.planner.module_programs.working_memory import working_bytes
 from hetjax.planner.work.arrays import FloatArray
 
 Ratios = Sequence[FloatArray]
@@ -229,10 +230,12 @@ class HeldBytes(NamedTuple):
     Args:
         state: parameters, gradients and optimizer state.
         residuals: what one microbatch keeps for its backward pass.
+        working: the most that a pass of one module holds beside these.
     """
 
     state: FloatArray
     residuals: FloatArray
+    working: FloatArray
 
 
 def held_bytes(
@@ -251,7 +254,7 @@ def held_bytes(
         ratios: the ratios of each kind of module.
         state_bytes: bytes of optimizer state for each element of a parameter.
     """
-    state, residuals = np.zeros(rates.count), np.zeros(rates.count)
+    state, residuals, working = (np.zeros(rates.count) for _ in HeldBytes._fields)
     known: dict[int, tuple[FloatArray, FloatArray]] = {}
     for place, times in alike_runs(programs):
         program = programs[place]
@@ -259,6 +262,7 @@ def held_bytes(
         if id(program) not in known:
             held = rates.held_bytes(Loads(program.update_loads(state_bytes)), shares)
             known[id(program)] = held, rates.held_bytes(program.loads, shares)
+            working = np.maximum(working, working_bytes(program, rates, shares))
         mine = known[id(program)]
         state, residuals = state + times * mine[0], residuals + times * mine[1]
         for inputs, count in Counter(chain.new_inputs[place : place + times]).items():
@@ -266,7 +270,7 @@ def held_bytes(
             residuals = residuals + count * rates.held_bytes(loads, shares)
     for kind, loads, _ in shared_updates(chain, programs, state_bytes):
         state = state + rates.held_bytes(Loads(loads), ratios[kind])
-    return HeldBytes(state, residuals)
+    return HeldBytes(state, residuals, working)
 
 
 def regroup_seconds(
