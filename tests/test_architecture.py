@@ -19,6 +19,7 @@ BASEMENT = frozenset(
         "reading",
         "checked_files",
         "limits",
+        "draws",
         "collecting",
         "import_when_used",
         "_compat",
