@@ -30,8 +30,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # What is traced lives long. Looked for so often, garbage among it takes an eighth of the time.
 gc.set_threshold(20_000, 20, 20)
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
+# A shell starts what it puts in the background with Ctrl-C ignored, and nohup with SIGHUP; children
+# inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # "ci" draws the same few cases every time, so that its verdict is about the change alone and comes
 # soon; "full" draws many new ones.

@@ -321,7 +321,7 @@ def test_tables_and_pictures_name_each_member():
     columns = [[*column.cells] for column in plan_table(plan).columns]
     assert str(columns[2][0]) == "fast[0:2] 1x2 + slow[0:1] 1x1"
     assert str(columns[3][0]) == stage.sharding_text
-    lanes = re.findall(r"<b>(.*?)</b>", stage_picture(plan, [1.0], []))
+    lanes = re.findall(r"<b title=.*?>(.*?)</b>", stage_picture(plan, [1.0], []))
     assert lanes == ["0 fast[0:2] 1x2", "0 slow[0:1] 1x1"]
 
 
