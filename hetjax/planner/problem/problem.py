@@ -58,7 +58,8 @@ class PlanningProblem:
         dtype: the dtype that most of the matrix products' FLOPs run in.
         optimizer_bytes: bytes of optimizer state for each element of the parameters that are
             updated, on average; how many times as much some of them have, the program knows.
-        update_digest: what the optimizer's update computes for each of them, as a digest.
+        find_update_digest: finds `update_digest` once, for all copies of the problem: only profiles
+            ask for it, and it takes a while for hundreds of leaves.
         options: what a plan may be, and what it makes least.
         sections: the structure that the layers follow; empty where they follow cost alone.
         known: the work of what was measured of the program, by structure.
@@ -82,7 +83,7 @@ class PlanningProblem:
     microbatch_size: int
     dtype: str
     optimizer_bytes: float
-    update_digest: str
+    find_update_digest: Callable[[], str] = field(repr=False)
     options: PlanOptions = DEFAULTS
     sections: tuple[LayeredSection, ...] = ()
     known: Known = field(default_factory=Known, repr=False)
@@ -107,6 +108,11 @@ class PlanningProblem:
     def num_layers(self) -> int:
         """How many layers there are."""
         return len(self.works)
+
+    @property
+    def update_digest(self) -> str:
+        """What the optimizer's update computes for each element, as a digest."""
+        return self.find_update_digest()
 
     @functools.cached_property
     def runs(self) -> Runs:
@@ -221,7 +227,7 @@ def make_problem(
         cluster=cluster,
         num_microbatches=num_microbatches,
         optimizer_bytes=optimizer_bytes(optimizer, parameters),
-        update_digest=update_digest(optimizer, parameters),
+        find_update_digest=functools.cache(lambda: update_digest(optimizer, parameters)),
         options=options,
         together=together,
     )
