@@ -240,7 +240,7 @@ def test_hap_takes_the_number_that_is_fastest_and_not_the_first_that_fits():
     counts = (1, 2, 4, 8, 16)
 
     def state(count: int) -> planner.PlanningProblem:
-        asked = {"cluster": cluster_of(16 * 10**6), "optimizer": SGD}
+        asked = {"cluster": cluster_of(28 * 10**6), "optimizer": SGD}
         return planner.make_problem(loss, WEIGHTS, rows, num_microbatches=count, **asked)
 
     problems = Problems(state, lambda count: state(count).program, 4096, counts)
