@@ -179,6 +179,27 @@ def test_an_update_by_leaves_is_the_whole_update(name: str, set_back: bool):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
+def test_leaves_over_and_gradients_set_back_are_no_programs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(alike_leaves, "_TOGETHER", 96)
+    optimizer = optax.sgd(1e-1, momentum=0.9)
+    leaves = [jnp.ones(shape) for shape in [*[(4, 3)] * 241, *[(3,)] * 122]]
+    state, structure = jax.tree.flatten(optimizer.init(leaves))
+    update = update_function(optimizer, list)
+
+    def run(leaves: Any, gradients: Any, state: Any, loss: Any) -> Any:
+        held = jax.tree.unflatten(structure, state)
+        return update(leaves, gradients, held, *loss, set_back=True)
+
+    program, _ = program_of(run, [leaves, leaves, state, [jnp.float32(1.0)] * 2])
+    _, pieces = leafwise_pieces(program)
+    # Norms of most and of the rest, their sum and the loss, updates with zeros of most and of the
+    # rest.
+    assert len({piece.key for piece in pieces}) <= 6
+    assert max(len(piece.makes) for piece in pieces) < len(leaves)
+
+
 def scaled_backward(x: jax.Array, factor: float) -> jax.Array:
     """The values as they are; their cotangents times a factor."""
 

@@ -202,8 +202,6 @@ class _Leafwise:
         for chosen in (ends.keys() - guarded - passed_on, guarded, passed_on):
             own = {end: pair for end, pair in ends.items() if end in chosen}
             pieces += self._of_owners(own, everything)
-            rest = {end: pair for end, pair in own.items() if self._owner(pair[0]) is None}
-            pieces += [self._piece(rest, everything)] if rest else []
         return self.program, tuple(pieces)
 
     def _ends(self) -> Ends:
@@ -225,11 +223,11 @@ class _Leafwise:
 
     def _of_owners(self, ends: Ends, shared: Container[Step]) -> Iterator[Piece]:
         """Pieces that make what single components make, alike components together."""
-        groups: dict[int, dict[Operand, tuple[Operand, Operand | None]]] = {}
+        groups: dict[Hashable, dict[Operand, tuple[Operand, Operand | None]]] = {}
         for end, pair in ends.items():
             owner = self._owner(pair[0])
-            if owner is not None:
-                groups.setdefault(owner, {})[end] = pair
+            # What no component makes, as zeros, is like one by itself.
+            groups.setdefault(("end", end) if owner is None else owner, {})[end] = pair
         alike: dict[Hashable, list[tuple[Ends, Piece]]] = {}
         for group in groups.values():
             piece = self._piece(group, shared)
@@ -283,22 +281,26 @@ def _calls(alike: Sequence[Sequence[Any]], least: int) -> Iterator[list[Any]]:
         The components of each call.
 
     Example:
-        >>> [len(call) for call in _calls([range(192), "ab"], least=3)]
-        [64, 64, 64, 2]
+        >>> [len(call) for call in _calls([range(193), "ab"], least=3)]
+        [64, 64, 64, 3]
         >>> [len(call) for call in _calls(["ab", "cd", "ef"], least=4)]
         [2, 2, 1, 1]
     """
     total = sum(map(len, alike))
     least = min(least, total)
     calls = max(
-        range(least, 2 * least + 1),
-        key=lambda count: (sum(len(same) for same in alike if len(same) % count == 0), -count),
+        range(max(least, 1), 2 * least + 1),
+        key=lambda count: (sum(len(same) // count * count for same in alike), -count),
+        default=1,
     )
-    many = [same for same in alike if len(same) >= calls]
-    for call in range(calls if many else 0):
-        bounds = [_share(len(same), calls, call) for same in many]
-        yield [each for same, (a, b) in zip(many, bounds, strict=True) for each in same[a:b]]
-    few = [each for same in alike if len(same) < calls for each in same]
+    sizes = [len(same) // calls for same in alike]
+    for call in range(calls if any(sizes) else 0):
+        yield [
+            each
+            for same, size in zip(alike, sizes, strict=True)
+            for each in same[call * size : (call + 1) * size]
+        ]
+    few = [each for same, size in zip(alike, sizes, strict=True) for each in same[calls * size :]]
     of_few = -(-least * len(few) // max(total, 1))
     for call in range(of_few):
         yield few[slice(*_share(len(few), of_few, call))]

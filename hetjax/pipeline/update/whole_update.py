@@ -120,8 +120,9 @@ def optimizer_updates(
 
 
 def _means(parameters: Sequence[Any], gradients: Sequence[Any], count: Any) -> list[Any]:
+    counts = {g.dtype: count.astype(g.dtype) for g in gradients if g is not None}
     return [
-        None if g is None else (g / count.astype(g.dtype)).astype(p.dtype)
+        None if g is None else (g / counts[g.dtype]).astype(p.dtype)
         for g, p in zip(gradients, parameters, strict=True)
     ]
 
