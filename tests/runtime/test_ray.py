@@ -317,6 +317,19 @@ def test_what_cannot_be_pickled_is_named():
         make_trainer("ray", loss_function=locked)
 
 
+def test_what_cannot_be_made_again_of_its_pickle_is_named():
+    class Broken:
+        def __call__(self, parameters: Any, batch: Any) -> Any:
+            return loss(parameters, batch)
+
+        def __reduce__(self) -> Any:
+            return int, ("nothing",)
+
+    message = r"loss_function cannot be sent .*invalid literal .*'nothing'; functions .* by"
+    with pytest.raises(InputError, match=message):
+        make_trainer("ray", loss_function=Broken())
+
+
 def test_devices_that_the_ray_cluster_lacks_are_named():
     plan = make_plan(cluster=make_cluster(1, KINDS["T4"]))
     with pytest.raises(InputError, match=r"'first'.* wants 2 .*'GPU', .* has 0"):

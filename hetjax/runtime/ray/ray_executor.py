@@ -9,9 +9,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError
@@ -36,6 +33,7 @@ from hetjax.runtime.ray.ray_cluster import (
     worker_options,
     worker_resources,
 )
+from hetjax.runtime.ray.ray_sending import put_job
 from hetjax.runtime.ray.ray_switching import Fetches, Parcels, owners_of, parcels_of
 from hetjax.runtime.ray.ray_worker import computation_settings
 from hetjax.runtime.ray.ray_workers import SAVE, START_SECONDS, RayWorkers
@@ -107,7 +105,7 @@ class RayExecutor:
     def _set_up(self, options: RayOptions, fetched: Mapping[Peer, Sequence[Any]]) -> None:
         import ray
 
-        reference, record = _put_job(self._job), ray.put(job_record(self._placement))
+        reference, record = put_job(self._job), ray.put(job_record(self._placement))
         self._start_workers()
         self._prepare(options.cores)
         hosts = addresses = self._workers.call(lambda actor: actor.host.remote())
@@ -478,34 +476,3 @@ def _check_resources(plan: Plan) -> None:
         subcluster = plan.cluster.subcluster(process.member.submesh.subcluster)
         wanted.append((subcluster.name, worker_resources(subcluster, len(process.devices))))
     check_resources(wanted)
-
-
-def _on_host(leaf: Any) -> Any:
-    """An array of JAX as one of NumPy, where that has such."""
-    is_plain = isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-    return np.asarray(leaf) if is_plain else leaf
-
-
-def _put_job(job: Job) -> Any:
-    """Give a job to Ray.
-
-    Raises:
-        InputError: a part of it cannot be pickled, and so cannot reach the workers.
-    """
-    import ray
-
-    # JAX's arrays would land on the first device of every worker.
-    if not callable(job.parameters):
-        job = replace(job, parameters=jax.tree.map(_on_host, job.parameters))
-    try:
-        return ray.put(job)
-    except Exception:
-        for name in ("loss_function", "parameters", "optimizer", "source", "batch"):
-            try:
-                ray.put(getattr(job, name))
-            except Exception as error:
-                raise InputError(
-                    f"{name} cannot be sent to the workers of the Ray runtime, which are processes "
-                    f"of their own: {error.__cause__ or error}"
-                ) from None
-        raise
