@@ -394,6 +394,16 @@ def _number(literal: Literal) -> Any:
     return value.item() if aval.weak_type else value
 
 
+def node_classes(structure: Any) -> set[type]:
+    """The classes of the nodes that the structure of a pytree has."""
+    found, left = set(), [structure]
+    for each in left:
+        node = each.node_data()
+        found |= set() if node is None else {node[0]}
+        left += each.children()
+    return found
+
+
 def is_traced(x: Any) -> bool:
     """Whether a value stands for one that a trace will compute."""
     return isinstance(x, Tracer)

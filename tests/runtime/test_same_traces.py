@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import pytest
 from ray_jobs import (
     BATCH,
     OPTIMIZER,
+    SIZE,
     Tokens,
     loss,
     make_plan,
@@ -24,12 +25,15 @@ from ray_jobs import (
 )
 
 from hetjax import InputError
+from hetjax.pipeline.program.tracing import trace
 from hetjax.runtime.ray.ray_worker import HostWorker, computation_settings
 from hetjax.runtime.workers.job import Job, build, traced_losses
 from hetjax.runtime.workers.same_traces import (
+    JobRecord,
     check_losses,
     check_optimizer,
     check_parameters,
+    check_trees,
     job_record,
     parameters_record,
 )
@@ -38,6 +42,10 @@ from hetjax.runtime.workers.same_traces import (
 def job_of(**changes: Any) -> Job:
     batch = jax.eval_shape(lambda: Tokens().batch(0, BATCH))
     return replace(Job(loss, parameters, batch, OPTIMIZER, make_plan()), **changes)
+
+
+def record_of(job: Job) -> JobRecord:
+    return job_record(job, build(job))
 
 
 def scaled_loss(scale: float) -> Any:
@@ -50,7 +58,7 @@ def scaled_loss(scale: float) -> Any:
 
 def test_a_worker_that_traces_another_loss_is_refused():
     plan = make_plan(function=scaled_loss(3.0))
-    record = job_record(build(job_of(loss_function=scaled_loss(3.0), plan=plan)))
+    record = record_of(job_of(loss_function=scaled_loss(3.0), plan=plan))
     own = traced_losses(job_of(loss_function=scaled_loss(1.0), plan=plan))
     message = rf"the driver and stage 1 .* the loss differs first in 'mul' at {__file__}:.*3.0 and"
     with pytest.raises(InputError, match=message):
@@ -70,9 +78,76 @@ def test_a_worker_that_traces_another_loss_is_refused():
 )
 def test_a_worker_that_traces_another_optimizer_is_refused(optimizer: Any, what: str):
     like = optax.adam(1e-3) if "update" in what else optax.inject_hyperparams(optax.adam)(1e-3)
-    record = job_record(build(job_of(optimizer=like)))
+    record = record_of(job_of(optimizer=like))
     with pytest.raises(InputError, match=f"the {what} differs first in"):
         check_optimizer(record, build(job_of(optimizer=optimizer)), "stage 1")
+
+
+@dataclass
+class Alone:
+    """What a worker makes of a class that the driver has made a pytree."""
+
+    value: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Known:
+    """A class that is a pytree."""
+
+    value: Any
+
+
+def loss_of_known(parameters: Any, batch: Any) -> Any:
+    return loss(parameters.value, batch)
+
+
+def job_of_known(given: Any) -> Job:
+    shapes = jax.eval_shape(lambda: Tokens().batch(0, SIZE))
+    model = trace(loss_of_known, Known(parameters()), shapes).fingerprint
+    plan = replace(make_plan(), model=model)
+    return job_of(loss_function=loss_of_known, parameters=given, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("of_driver", "of_worker"),
+    [
+        (lambda: Known(parameters()), lambda: Alone(parameters())),
+        (Known(parameters()), Alone(parameters())),
+        (Known(parameters()), Known({})),
+    ],
+)
+def test_a_pytree_that_a_worker_does_not_know_is_refused(of_driver: Any, of_worker: Any):
+    job = job_of_known(of_driver)
+    record = record_of(job)
+    check_trees(record, job, "stage 1")
+    message = rf"parameters: stage 1 does not take .* put Known of {__name__}, .* into a module"
+    with pytest.raises(InputError, match=message):
+        check_trees(record, replace(job, parameters=of_worker), "stage 1")
+
+
+def test_pytrees_of_batches_and_states_are_compared():
+    def optimizer_in(node: Any) -> Any:
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            updates, inner = OPTIMIZER.update(updates, state.value, params)
+            return updates, node(inner)
+
+        made: Any = optax.GradientTransformation
+        return made(lambda params: node(OPTIMIZER.init(params)), update)
+
+    def loss_of_batch(parameters: Any, batch: Any) -> Any:
+        return loss(parameters, batch.value)
+
+    job = job_of(optimizer=optimizer_in(Known))
+    job = replace(job, batch=Known(job.batch), loss_function=loss_of_batch)
+    record = record_of(job)
+    check_trees(record, job, "stage 1")
+    for what, changes in (
+        ("batch", {"batch": Alone(job.batch.value)}),
+        ("state of the optimizer", {"optimizer": optimizer_in(Alone)}),
+    ):
+        with pytest.raises(InputError, match=f"{what}: stage 1 does not take"):
+            check_trees(record, replace(job, **changes), "stage 1")
 
 
 def drawn_from(seeds: Iterator[int]) -> Any:

@@ -75,9 +75,9 @@ def parameter_shapes(parameters: PyTree | Callable[[], PyTree]) -> PyTree[jax.Sh
     for name, leaf in zip(path_names(made), jax.tree.leaves(made), strict=True):
         if not isinstance(leaf, (*_NUMBERS, jax.ShapeDtypeStruct)):
             raise InputError(
-                f"parameter {name!r} is {leaf!r}, not an array; give what is not trained in the "
-                f"batch, or close over it (of an Equinox module, train what equinox.partition "
-                f"keeps as arrays)"
+                f"parameter {name!r} is {shown(leaf)}, not an array; give what is not trained in "
+                f"the batch, or close over it (of an Equinox module, train what "
+                f"equinox.partition keeps as arrays)"
             )
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise InputError(

@@ -105,7 +105,8 @@ class RayExecutor:
     def _set_up(self, options: RayOptions, fetched: Mapping[Peer, Sequence[Any]]) -> None:
         import ray
 
-        reference, record = put_job(self._job), ray.put(job_record(self._placement))
+        reference = put_job(self._job)
+        record = ray.put(job_record(self._job, self._placement))
         self._start_workers()
         self._prepare(options.cores)
         hosts = addresses = self._workers.call(lambda actor: actor.host.remote())

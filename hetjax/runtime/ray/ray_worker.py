@@ -53,6 +53,7 @@ from hetjax.runtime.workers.same_traces import (
     JobRecord,
     check_losses,
     check_optimizer,
+    check_trees,
     parameters_record,
 )
 from hetjax.runtime.workers.step_report import StepReport
@@ -198,6 +199,7 @@ class HostWorker:
         self.process = processes[self.peer]
         stages, member = self.process.stages, self.process.place
         meshes = {stage: member_mesh(job.plan, self.process, stage) for stage in stages}
+        check_trees(record, job, self.name)
         traced = traced_losses(job)
         check_losses(record, traced, self.name)
         placement = build(job, traced)

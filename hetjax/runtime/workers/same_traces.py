@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
+from hetjax import _compat
 from hetjax.errors import InputError
-from hetjax.pipeline.program.loss import makes_parameters
+from hetjax.pipeline.program.loss import makes_parameters, path_names
 from hetjax.pipeline.program.trace_record import (
     TraceRecord,
     described,
@@ -27,32 +30,107 @@ _CAUSES = (
     "or where a host has another version of the program"
 )
 
+_KNOWN_NODES = (dict, list, tuple, type(None), OrderedDict, defaultdict)
+"""The classes that every process takes for pytrees, beside named tuples."""
+
+
+@dataclass(frozen=True)
+class TreeRecord:
+    """A pytree that has nodes of classes which somebody has made pytrees.
+
+    Args:
+        leaves: the paths of its leaves, as the driver finds them.
+        classes: these classes, for a message.
+    """
+
+    leaves: tuple[str, ...]
+    classes: tuple[str, ...]
+
 
 @dataclass(frozen=True)
 class JobRecord:
     """What the driver has traced.
 
     Args:
+        trees: of parameters, batch and optimizer's state those with such classes, by their names.
         losses: the loss, by the size of microbatches.
         initial: the optimizer's initial state.
         update: its update.
     """
 
+    trees: Mapping[str, TreeRecord]
     losses: Mapping[int, TraceRecord]
     initial: TraceRecord
     update: TraceRecord
 
 
-def job_record(placement: Placement) -> JobRecord:
+def job_record(job: Job, placement: Placement) -> JobRecord:
     """Put on record what was traced of a job.
 
     Args:
+        job: the job.
         placement: what was built of it.
     """
     losses = {size: record_of_program(program) for size, program in placement.traced.items()}
     pipelines = placement.pipelines
     initial = record_of(flatten_jaxpr(pipelines.initial))
-    return JobRecord(losses, initial, record_of(pipelines.update))
+    structures = {
+        "parameters": pipelines.parameter_tree,
+        "batch": jax.tree.structure(job.batch),
+        "state of the optimizer": pipelines.state_tree,
+    }
+    trees = {
+        name: TreeRecord(_leaves(job, name), classes)
+        for name, structure in structures.items()
+        if (classes := _classes(structure))
+    }
+    return JobRecord(trees, losses, initial, record_of(pipelines.update))
+
+
+def _classes(structure: Any) -> tuple[str, ...]:
+    """The classes in a pytree's structure of which not every process knows that they are nodes."""
+    classes = [
+        each
+        for each in _compat.node_classes(structure)
+        if each not in _KNOWN_NODES and not (issubclass(each, tuple) and hasattr(each, "_fields"))
+    ]
+    return tuple(sorted(f"{each.__qualname__} of {each.__module__}" for each in classes))
+
+
+def _leaves(job: Job, name: str) -> tuple[str, ...]:
+    """The paths of the leaves of one of a job's pytrees."""
+    if name == "batch":
+        return path_names(job.batch)
+    if name == "parameters":
+        made = makes_parameters(job.parameters)
+        return path_names(jax.eval_shape(job.parameters) if made else job.parameters)
+    return path_names(jax.eval_shape(job.optimizer.init, job.parameter_shapes()))
+
+
+def check_trees(record: JobRecord, job: Job, name: str) -> None:
+    """Check that a worker takes for pytrees what the driver does.
+
+    A class of the driver's script is sent as it is written, without what makes it a pytree.
+
+    Args:
+        record: what the driver has traced.
+        job: the job, as the worker has it.
+        name: the worker.
+
+    Raises:
+        InputError: it does not; it names the classes that may be the reason.
+    """
+    for what, tree in record.trees.items():
+        try:
+            is_same = _leaves(job, what) == tree.leaves
+        except TypeError:  # A function returns what is no array, and for JAX no pytree.
+            is_same = False
+        if not is_same:
+            raise InputError(
+                f"{what}: {name} does not take for a pytree what the driver does; put "
+                f"{' and '.join(tree.classes)}, with what makes it a pytree, into a module that "
+                f"workers can import"
+            )
 
 
 def check_losses(record: JobRecord, traced: Mapping[int, Program], name: str) -> None:
