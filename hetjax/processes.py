@@ -61,10 +61,20 @@ def descendants(ancestor: int) -> list[Process]:
     return found
 
 
+def running(number: int) -> Process | None:
+    """The process that has a number now; None where none has, or it has ended."""
+    found = _running(number)
+    return None if found is None else found[1]
+
+
 def is_running(process: Process) -> bool:
     """Whether a process has not ended."""
-    found = _running(process.number)
-    return found is not None and found[1] == process
+    return running(process.number) == process
+
+
+def has_driver(number: int) -> bool:
+    """Whether a process was started in the block of `ending_with_this_process` of any process."""
+    return any(each.startswith(f"{_MARK}=".encode()) for each in _environment(number))
 
 
 def end_descendants() -> None:
@@ -143,16 +153,18 @@ def _kill(processes: Iterable[Process]) -> None:
             os.kill(process.number, signal.SIGKILL)
 
 
+def _environment(number: int) -> list[bytes]:
+    # It may have ended meanwhile, or be another user's.
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
+    return []
+
+
 def _marked(mark: str) -> list[Process]:
     """The processes that have a mark in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        # It may have ended meanwhile, or be another user's.
-        with contextlib.suppress(OSError):
-            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                running = _running(int(folder.name))
-                found += [] if running is None else [running[1]]
-    return found
+    numbers = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    found = [running(each) for each in numbers if mark.encode() in _environment(each)]
+    return [each for each in found if each is not None]
 
 
 def _guard(mark: str, driver: int, spared: Sequence[int]) -> None:

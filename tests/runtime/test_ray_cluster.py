@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from hetjax import InputError, RayOptions, processes
 from hetjax.mesh import Link, Subcluster
 from hetjax.processes import Process, descendants
 from hetjax.runtime.ray.ray_cluster import connect_to_ray, worker_options, worker_resources
+from hetjax.runtime.ray.running_clusters import running_clusters, shared_address
 
 TESTS = Path(__file__).parents[1]
 LINK = Link(bandwidth=1e9, latency=1e-5)
@@ -133,6 +134,58 @@ def test_the_environment_gives_the_address(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(InputError, match=r"'127.0.0.1:1' does not answer"):
         connect_to_ray(RayOptions())
+
+
+@pytest.fixture
+def start_raylet() -> Iterator[Callable[[str, bool], None]]:
+    """Starts what looks like a Ray cluster's process, of one run alone or not."""
+    started = []
+
+    def start(address: str, is_private: bool) -> None:
+        marks = {"HETJAX_DRIVER": "another"} if is_private else {}
+        process = subprocess.Popen(
+            ["raylet", "-c", "echo; read line", f"--gcs-address={address}"],
+            executable="/bin/sh",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **marks},
+        )
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+
+    yield start
+    for process in started:
+        process.communicate()
+
+
+def test_a_cluster_that_another_run_has_for_itself_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, start_raylet: Callable[[str, bool], None]
+):
+    others = running_clusters()
+    monkeypatch.setattr(
+        "hetjax.runtime.ray.running_clusters.running_clusters",
+        lambda: [each for each in running_clusters() if each not in others],
+    )
+    start_raylet("192.0.2.7:6379", False)
+    assert [shared_address(each) for each in (None, "auto")] == [None, "auto"]
+    start_raylet("192.0.2.7:6380", True)
+    given = (None, "auto", "local", "192.0.2.7:6380")
+    expected = ["192.0.2.7:6379", "192.0.2.7:6379", "local", "192.0.2.7:6380"]
+    assert [shared_address(each) for each in given] == expected
+
+
+def test_where_all_clusters_are_of_other_runs_one_is_started(
+    monkeypatch: pytest.MonkeyPatch, start_raylet: Callable[[str, bool], None]
+):
+    start_raylet("192.0.2.7:6380", True)
+    monkeypatch.setattr(
+        "hetjax.runtime.ray.running_clusters.running_clusters",
+        lambda: [each for each in running_clusters() if each.address == "192.0.2.7:6380"],
+    )
+    assert shared_address(None) == "local"
+    with pytest.raises(InputError, match="'auto', and all Ray clusters that run here are of other"):
+        connect_to_ray(RayOptions("auto"))
 
 
 @pytest.mark.parametrize(

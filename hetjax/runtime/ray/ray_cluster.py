@@ -19,6 +19,7 @@ from hetjax.mesh.subcluster import Subcluster
 from hetjax.processes import Guard, ending_with_this_process
 from hetjax.runtime.moves.carrier_curves import CarrierCurves
 from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName
+from hetjax.runtime.ray.running_clusters import shared_address
 
 _PROBE_SECONDS = 1.5
 
@@ -47,8 +48,9 @@ class RayOptions:
     Args:
         address: ``"host:port"`` of a running cluster; ``"auto"`` for one that is running here,
             ``"local"`` for a new one; None for what the environment variable ``RAY_ADDRESS`` says,
-            else one that is running here if there is one, else a new one. Where this process is
-            connected already, that cluster is used, and another ``"host:port"`` is refused.
+            else one that is running here if there is one, else a new one. One that another run has
+            started for itself counts for none. Where this process is connected already, that
+            cluster is used, and another ``"host:port"`` is refused.
         cores: for each stage, the CPU core that its workers stay on; empty for no pinning.
         deadline: seconds after which a worker that waits for another gives up.
         carrier: what takes arrays from worker to worker: ``"wire"``, JAX's transfer server,
@@ -113,7 +115,10 @@ def connect_to_ray(options: RayOptions) -> bool:
         if options.address not in (None, "auto", "local"):
             _check_connected_to(options.address)
         return False
-    address = options.address or os.environ.get("RAY_ADDRESS") or None
+    address = options.address or None
+    if address in (None, "auto"):  # Ray would follow the variable for both.
+        address = os.environ.get("RAY_ADDRESS") or address
+    address = shared_address(address)
     if address not in (None, "auto", "local"):
         _check_reachable(address)
     try:
