@@ -3,8 +3,8 @@
 A driver that starts a Ray cluster is the parent of its first processes. They end with it, and when
 it is killed so suddenly that they leave others behind: agents that look after a raylet, and workers
 that are stopped. So a process outside of all this, the guard, waits until the driver is gone, and
-ends what is left; so it does when it is dismissed. It runs this file, which therefore imports
-nothing of hetjax.
+ends what is left; so it does when it is dismissed. What another thread of the driver has started
+meanwhile is left alone. The guard runs this file, which therefore imports nothing of hetjax.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from typing import NamedTuple
 
 _MARK = "HETJAX_DRIVER"
 """What is started in `ending_with_this_process` has this in its environment."""
+
+_WORKER = "RAY_RAYLET_PID"
+"""What a raylet starts has this in its environment, and so has all that its workers start."""
 
 _END_SECONDS, _LOOK_SECONDS = 2.0, 0.01
 _GUARD_SECONDS, _GUARD_LOOK_SECONDS = 20.0, 0.2
@@ -107,18 +110,23 @@ class Guard(NamedTuple):
 
 
 @contextlib.contextmanager
-def ending_with_this_process() -> Iterator[Guard]:
-    """Let all that is started in the block end with this process, however it ends.
+def ending_with_this_process(programs: Path) -> Iterator[Guard]:
+    """Let the Ray cluster that is started in the block end with this process, however it ends.
+
+    Args:
+        programs: the folder of Ray's own programs. What this process runs of it ends, with all that
+            it has started.
 
     Yields:
         What sees to it, and can be dismissed after the block.
     """
     mark = uuid.uuid4().hex
     earlier = [str(each.number) for each in descendants(os.getpid())]
+    command = [sys.executable, "-I", "-S", __file__]
     reading, writing = os.pipe()
     guard = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-I", "-S", __file__, f"{_MARK}={mark}", str(os.getpid()), *earlier],
+        [*command, f"{_MARK}={mark}", str(os.getpid()), str(programs), *earlier],
         {name: value for name, value in os.environ.items() if name != _MARK},
         file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0)],
         setsid=True,
@@ -160,15 +168,43 @@ def _environment(number: int) -> list[bytes]:
     return []
 
 
-def _marked(mark: str) -> list[Process]:
-    """The processes that have a mark in their environment."""
-    numbers = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    found = [running(each) for each in numbers if mark.encode() in _environment(each)]
+def _runs_one_of(programs: str, number: int) -> bool:
+    """Whether a process runs a program of a folder, by itself or by an interpreter."""
+    with contextlib.suppress(OSError):
+        words = os.fsdecode(Path(f"/proc/{number}/cmdline").read_bytes()).split("\0")
+        # Options of an interpreter may come before its program.
+        return any(each.startswith(f"{programs}{os.sep}") for each in words[:3])
+    return False
+
+
+def _started_by(driver: int, programs: str) -> list[Process]:
+    """What a driver runs of a folder of programs, and all that it has started."""
+    roots = [
+        each
+        for each in descendants(driver)
+        if (found := _running(each.number)) is not None
+        and found[0] == driver
+        and _runs_one_of(programs, each.number)
+    ]
+    return [*roots, *(found for each in roots for found in descendants(each.number))]
+
+
+def _marked(mark: str, programs: str) -> list[Process]:
+    """What has a mark and runs a program of a folder, or is a worker or started by one."""
+    found = []
+    # The driver may be a worker itself.
+    own = f"{_WORKER}={os.environ.get(_WORKER)}".encode()
+    for number in [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]:
+        variables = _environment(number)
+        workers = [each for each in variables if each.startswith(f"{_WORKER}=".encode())]
+        is_worker = bool(workers) and own not in workers
+        if mark.encode() in variables and (is_worker or _runs_one_of(programs, number)):
+            found.append(running(number))
     return [each for each in found if each is not None]
 
 
-def _guard(mark: str, driver: int, spared: Sequence[int]) -> None:
-    """Wait until a driver is gone, and end what it has started.
+def _guard(mark: str, driver: int, programs: str, spared: Sequence[int]) -> None:
+    """Wait until a driver is gone, and end the cluster that it has started.
 
     A process that gives itself a title may lose its environment, and so the mark: those that are
     there when the driver has started them are noted.
@@ -178,14 +214,14 @@ def _guard(mark: str, driver: int, spared: Sequence[int]) -> None:
         ready, _, _ = select.select([0], [], [], _GUARD_LOOK_SECONDS)
         if ready and not os.read(0, 1):
             break
-        known = descendants(driver) or known
+        known = _started_by(driver, programs) or known
         if ready:
             os.read(0, 1)  # Until the driver is gone, or dismisses it.
             break
     end = time.monotonic() + _GUARD_SECONDS
     while time.monotonic() < end:
         # Each is looked at again: another process may have its number by now.
-        left = [each for each in {*known, *_marked(mark)} if is_running(each)]
+        left = [each for each in {*known, *_marked(mark, programs)} if is_running(each)]
         left = [each for each in left if each.number not in (os.getpid(), *spared)]
         if not left:
             break
@@ -194,4 +230,4 @@ def _guard(mark: str, driver: int, spared: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    _guard(sys.argv[1], int(sys.argv[2]), [int(each) for each in sys.argv[3:]])
+    _guard(sys.argv[1], int(sys.argv[2]), sys.argv[3], [int(each) for each in sys.argv[4:]])

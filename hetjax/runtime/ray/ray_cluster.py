@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hetjax.errors import InputError, check_numbers, check_seconds, shown, unknown_name
@@ -205,7 +206,7 @@ def _initialize(address: str | None) -> None:
         os.environ.setdefault("RAY_worker_niceness", "0")
         # Whoever has connected by itself has only disconnected.
         _dismiss_guards()
-        with ending_with_this_process() as guard:
+        with ending_with_this_process(Path(ray.__file__).parent) as guard:
             _GUARDS.append(guard)
             ray.init(address="local", include_dashboard=False, **quiet)
 
