@@ -122,7 +122,7 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
         >>> unknown_name("device kind", "A10", ["A100-40", "T4"])
         "unknown device kind 'A10'; did you mean 'A100-40'? Allowed: A100-40, T4"
     """
-    allowed = sorted(known)
+    allowed = sorted(map(str, known))
     text = name if isinstance(name, str) else ""
     near = difflib.get_close_matches(text, allowed, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."

@@ -75,4 +75,4 @@ def test_nodes_that_are_awaited_are_said_with_their_addresses(monkeypatch: pytes
         measure_cluster(said.append)
     address = ray.util.get_node_ip_address()
     assert said[1].startswith(f"waiting for {address}")
-    assert "to start a process that measures: 0 s of at most 0.001; a closed port" in said[1]
+    assert "to start a process that measures: 0 s of at most 0.001; this machine" in said[1]

@@ -31,7 +31,11 @@ DATA = synthetic(VOCABULARY, LENGTH, size=2000)
         (lambda: LocalOptions(play=1.0), "play is 1.0; give"),  # type: ignore[arg-type]
         (lambda: LocalOptions(devices=jax.devices()[0]), "devices is .*; give a sequence"),
         (lambda: Play(scale="2"), "play: scale is '2'; it must be more"),  # type: ignore[arg-type]
-        (lambda: RayOptions(carrier=5), "unknown carrier '5'. Allowed"),  # type: ignore[arg-type]
+        (lambda: RayOptions(carrier=5), "unknown carrier 5. Allowed"),  # type: ignore[arg-type]
+        (
+            lambda: RayOptions(carrier="Wire"),
+            "carrier 'Wire'; did you mean 'wire'[?] Allowed",
+        ),
         (lambda: RayOptions(cores=1), "cores is 1; it must be a coll"),  # type: ignore[arg-type]
         (lambda: RayOptions(cores=("a",)), r"cores is \('a',\)"),  # type: ignore[arg-type]
         (lambda: RayOptions(address=5), "address is 5; give"),  # type: ignore[arg-type]
@@ -124,6 +128,7 @@ def test_a_fingerprint_that_no_checkpoint_gives_back_is_refused(
         ({"optimizer": optax.adam}, "optimizer is <function adam .*; it must be an Optax"),
         ({"optimizer": None}, "optimizer is None; it must be an Optax transformation"),
         ({"loss_function": None}, "loss_function is None; give a function"),
+        ({"loss_function": Play}, "loss_function is the class Play; give a function"),
         ({"batch": {"tokens": np.float32(3)}}, "batch leaf 'tokens' is a scalar"),
         ({"checkpoints": 5}, "checkpoints is 5; give hetjax.runtime.CheckpointOptions"),
         ({"source": 5}, "source is 5; it must have the methods batch and held_out_batches"),

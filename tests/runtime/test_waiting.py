@@ -45,6 +45,7 @@ def test_workers_that_are_awaited_are_said_with_the_nodes(
     first = caplog.records[0].getMessage()
     address = ray.util.get_node_ip_address()
     assert re.match(
-        rf"waiting for stage 0, host 0, stage 1, host 0 to start, on one of {address}: \d+ s of",
+        rf"waiting for stage 0, host 0, stage 1, host 0 to start, on one of {address}: \d+ s of at "
+        rf"most 120; this machine, the only one, is busy$",
         first,
     )

@@ -61,6 +61,11 @@ def trace(
         >>> [step.name for step in program.steps][0]
         'dot_general'
     """
+    if isinstance(loss_function, type):
+        raise InputError(
+            f"loss_function is the class {loss_function.__qualname__}; give a function of "
+            f"parameters and a batch, or an object that can be called so"
+        )
     if not callable(loss_function):
         raise InputError(
             f"loss_function is {shown(loss_function)}; give a function of parameters and a batch"

@@ -158,8 +158,9 @@ def _check_offload(stage: StagePlan, cluster: Cluster, where: str) -> None:
     for name in dict.fromkeys(member.submesh.subcluster for member in stage.members):
         if cluster.subcluster(name).host_memory_bytes is None:
             raise InputError(
-                f"{where}.offload is {told}, and subcluster {name!r} gives no host_memory; "
-                f"allowed: nothing, or say in the cluster how much memory of a node may be used"
+                f"{where}.offload is {told}, and subcluster {name!r} gives no host_memory (in "
+                f"Python host_memory_bytes); allowed: nothing, or say in the cluster how much "
+                f"memory of a node may be used"
             )
 
 

@@ -85,7 +85,7 @@ class RayOptions:
         check_numbers("cores", self.cores)
         object.__setattr__(self, "cores", tuple(self.cores))
         if self.carrier is not None and self.carrier not in BETWEEN_PROCESSES:
-            raise InputError(unknown_name("carrier", str(self.carrier), BETWEEN_PROCESSES))
+            raise InputError(unknown_name("carrier", self.carrier, BETWEEN_PROCESSES))
         if not isinstance(self.curves, CarrierCurves):
             raise InputError(f"curves is {shown(self.curves)}; give hetjax.runtime.CarrierCurves")
 

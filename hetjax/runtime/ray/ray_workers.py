@@ -11,7 +11,7 @@ from typing import Any
 from hetjax.errors import InputError, WorkerLostError
 from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.ray.ray_worker import PIECES, HostWorker
-from hetjax.runtime.workers.waiting import Awaited, together
+from hetjax.runtime.workers.waiting import Awaited, hint_of_nodes, together
 
 PING_SECONDS = 0.5
 """How often workers are asked for a sign of life while a call runs."""
@@ -74,7 +74,7 @@ class RayWorkers:
             self._actors[peer] = actor_class.options(**wanted).remote(peer, self._names[peer])
         pings = {peer: self._ping(peer) for peer in self._actors}
         waiting, end = list(pings.values()), time.monotonic() + START_SECONDS
-        awaited = Awaited(START_SECONDS)
+        awaited = Awaited(START_SECONDS, hint=hint_of_nodes())
         while waiting and time.monotonic() < end:
             ready, waiting = ray.wait(waiting, timeout=PING_SECONDS)
             started = [peer for peer, reference in pings.items() if reference in ready]
@@ -166,7 +166,7 @@ class RayWorkers:
 
         peers = {reference: peer for peer, reference in calls.items()}
         results: dict[Peer, Any] = {}
-        pending, awaited = list(peers), Awaited(seconds)
+        pending, awaited = list(peers), Awaited(seconds, hint=hint_of_nodes() if what else "")
         try:
             while pending:
                 ready, pending = ray.wait(pending, timeout=PING_SECONDS)

@@ -11,6 +11,18 @@ TELL_SECONDS = 8.0
 """After how long it is said: a process that imports JAX on a busy host takes less, mostly."""
 
 PORTS = "; a closed port looks like this; docs/home_laboratory.md lists those that must be open"
+"""What is said behind where another host is awaited."""
+
+BUSY = "; this machine, the only one, is busy"
+"""What is said behind where none is."""
+
+
+def hint_of_nodes() -> str:
+    """What is said behind where processes on the nodes of the connected Ray cluster are awaited."""
+    import ray
+
+    addresses = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return BUSY if addresses == {ray.util.get_node_ip_address()} else PORTS
 
 
 class Awaited:
@@ -62,7 +74,7 @@ def tell_of_late(
     """
     import ray
 
-    awaited = Awaited(seconds, say)
+    awaited = Awaited(seconds, say, hint_of_nodes())
     references = list(calls.values())
     _, late = ray.wait(
         references, num_returns=len(references), timeout=min(awaited.silence, seconds)
