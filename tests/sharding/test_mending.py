@@ -119,6 +119,50 @@ def test_a_primitive_without_a_rule_says_so_and_what_it_costs():
         deduce(closed, [rows])
 
 
+def last_rows(x):
+    """Three rows of six, from a start that is clamped."""
+    return jax.lax.dynamic_slice(x, (x[0, 0].astype(jnp.int32) + 5, 0), (3, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        last_rows,
+        jax.grad(lambda x: jnp.sum(last_rows(x) ** 2)),
+        lambda x: jax.lax.pad(x, 1.0, ((-1, 2, 1), (0, 0, 0))),
+        lambda x: jnp.split(x, 2)[1] * 2.0,
+        lambda x: jnp.abs(jnp.linalg.qr(x.reshape(6, 2, 2))[1]),
+    ],
+    ids=["dynamic_slice", "its gradient", "pad", "split", "qr"],
+)
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_is_not_divided_is_brought_together_inside_a_submesh(function, count):
+    """JAX lets some of it be divided; XLA's numbers are then wrong, or its process ends."""
+    group = Subgroup(tuple(range(count)), (("tensor", count),), P("tensor"))
+    inputs = drawn((6, 4))
+    found, specialized = run(function, inputs, [HSharding((group,))], mend=True)
+    check(found, jax.jit(function)(*inputs), tolerance=1e-4)
+    assert any("is divided over ['tensor']" in each.reason for each in specialized.program.mends)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jax.lax.dynamic_slice(x, (jnp.int32(5), jnp.int32(1)), (6, 2)),
+        lambda x: jax.nn.softmax(x, axis=0),
+        lambda x: jnp.argmax(x, axis=0),
+        lambda x: jax.scipy.special.gammainc(x**2, x**2),
+    ],
+    ids=["dynamic_slice", "softmax", "argmax", "gammainc"],
+)
+def test_what_is_divided_inside_a_submesh_stays_so(function):
+    rows = HSharding((TWO.with_spec(P("tensor")),))
+    inputs = drawn((6, 4))
+    found, specialized = run(function, inputs, [rows])
+    check(found, jax.jit(function)(*inputs))
+    assert not list(specialized.program.moves)
+
+
 @pytest.mark.parametrize(
     "function",
     [

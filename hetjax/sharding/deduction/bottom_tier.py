@@ -20,6 +20,7 @@ from hetjax import _compat
 from hetjax.sharding.annotation.subgroup import axes_of, entries_of, spec_from
 from hetjax.sharding.deduction.own_primitive_rules import attention_block_inside_rule
 from hetjax.sharding.deduction.signature import Label, Labels, Signature
+from hetjax.sharding.deduction.signature_rules import REDUCTIONS
 
 _TILED = frozenset(
     {
@@ -140,6 +141,9 @@ def apply(
         found = _in_parts(equation, params, signature, operands, frozenset())
         if found is not None:
             return found
+    if name not in REDUCTIONS:
+        # Of those, devices reduce what they have, and then one another's results.
+        _check_whole(signature, operands)
     # The shapes are right: whatever JAX raises here, of many types, is about shardings.
     with contextlib.suppress(Exception):
         return _compat.bind_with(equation, params, operands)
@@ -210,6 +214,22 @@ def _check_sums(signature: Signature, operands: Sequence[Any]) -> None:
         place = min(sums)
         whole = PartitionSpec(*spec_of(operands[place]).partitions)
         raise OperandError(place, "it is a partial sum", whole)
+
+
+def _check_whole(signature: Signature, operands: Sequence[Any]) -> None:
+    """Check that dimensions without a label are whole.
+
+    JAX lets some be divided, and XLA then forgets to clamp a start, or its process ends.
+    """
+    sizes = jax.sharding.get_abstract_mesh().shape
+    for place, (labels, array) in enumerate(zip(signature.operands, operands, strict=True)):
+        spec = spec_of(array)
+        divisions = _divisions(labels, spec)
+        for dimension, (label, axes) in enumerate(divisions):
+            if label is None and any(sizes[axis] > 1 for axis in axes):
+                kept = [own if each is not None else () for each, own in divisions]
+                reason = f"its dimension {dimension} is divided over {list(axes)}"
+                raise OperandError(place, reason, spec_from(kept, spec.unreduced))
 
 
 def _partial_axes(
