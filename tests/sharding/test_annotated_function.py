@@ -68,6 +68,17 @@ def test_symbols_that_do_not_follow_are_asked_for():
     check([function(x, symbols={"a": 4, "b": 5})], jnp.tanh(x))
     with pytest.raises(InputError, match="no number of 'b' of 1 or more makes a, b add up to 9"):
         function(x, symbols={"a": 9})
+    with pytest.raises(InputError, match=r"symbols\['a'\] is '6'; it must be a whole number"):
+        function(x, symbols={"a": cast(Any, "6")})
+    with pytest.raises(InputError, match="symbols: unknown symbol 'c'"):
+        function(x, symbols={"a": 4, "c": 5})
+
+
+def test_symbols_of_reshards_are_known():
+    halves = HSharding((TWO, ONE), 0, ("half", "rest - half"))
+    function = AnnotatedFunction(jax.jit(lambda x: reshard(jnp.tanh(x), halves)), [WHOLE])
+    (x,) = drawn((9, 4))
+    check([function(x, symbols={"half": 2, "rest": 9})], jnp.tanh(x))
 
 
 def test_arguments_are_checked():
@@ -79,12 +90,76 @@ def test_arguments_are_checked():
         function({"in": weights["in"]}, x)
     with pytest.raises(InputError, match="is no array of numbers"):
         function(weights, cast(Any, "x"))
+    with pytest.raises(InputError, match="array: object is not allowed: an array of numbers"):
+        function(weights, np.array([object()] * 9))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "options", "said"),
+    [
+        (None, {}, "annotations: None is not allowed"),
+        (["a"], {}, r"annotations\[0\]: 'a' is not allowed: an HSharding or None"),
+        ([{"in": WHOLE, "out": 3}], {}, r"annotations\[0\]: 3 is not allowed"),
+        ([WHOLE], {"strategy": "a"}, "strategy: 'a' is not allowed: a number from 0"),
+        ([WHOLE], {"strategy": -1}, "strategy: -1 is not allowed"),
+    ],
+)
+def test_what_is_annotated_is_checked(annotations, options, said: str):
+    with pytest.raises(InputError, match=said):
+        AnnotatedFunction(jnp.tanh, annotations, **options)
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [
+        (2.0, jnp.bfloat16),
+        (2, jnp.bfloat16),
+        (np.float32(2.0), jnp.float32),
+        (np.full(4, 2.0), jnp.float32),
+        (jnp.asarray(2.0, jnp.bfloat16), jnp.bfloat16),
+    ],
+    ids=["float", "int", "float32", "float64", "bfloat16"],
+)
+@pytest.mark.parametrize("lies", [None, WHOLE], ids=["everywhere", "annotated"])
+def test_numbers_of_python_and_numpy_are_taken_as_jit_takes_them(scale, dtype, lies):
+    x = jnp.ones((6, 4), jnp.bfloat16)
+    with jax.numpy_dtype_promotion("standard"):
+        found = AnnotatedFunction(lambda x, scale: x * scale, [EXAMPLES, lies])(x, scale)
+    assert found.dtype == dtype
+    assert (found.numpy() == 2.0).all()
+
+
+@pytest.mark.parametrize("lies", [None, WHOLE, EXAMPLES], ids=["known", "whole", "examples"])
+def test_random_keys_are_arrays_too(lies):
+    def noisy(x, keys):
+        return x + jax.vmap(lambda key: jax.random.normal(key, (4,)))(keys)
+
+    (x,) = drawn((6, 4))
+    keys = jax.random.split(jax.random.key(3), 6)
+    check([AnnotatedFunction(noisy, [EXAMPLES, lies], mend=True)(x, keys)], noisy(x, keys))
+
+
+def test_what_random_keys_are_not_is_said():
+    keys = jax.random.split(jax.random.key(3), 6)
+    with pytest.raises(InputError, match="annotation: it has partial sums, and random keys"):
+        HArray.of(keys, HSharding((TWO, ONE), PARTIAL))
+    with pytest.raises(InputError, match="array: NumPy has no key<fry>"):
+        HArray.of(keys, WHOLE).numpy()
+
+
+def test_constants_that_are_returned_are_arrays():
+    constant, result = AnnotatedFunction(lambda x: (1.0, x), [WHOLE])(drawn((3,))[0])
+    assert isinstance(constant, jax.Array)
+    assert (float(constant), constant.dtype) == (1.0, jnp.float32)
+    assert isinstance(result, HArray)
 
 
 def test_numbers_in_lists_are_arrays():
     check([AnnotatedFunction(lambda x: 2 * x, [WHOLE])(np.float32(3.0))], np.float32(6.0))
     array = reshard([1.0, 2.0, 3.0], HSharding((TWO, ONE), 0, (2, 1)))
     assert array.shape == (3,)
+    with pytest.raises(InputError, match="has numbers beyond those of int32"):
+        reshard([2**40], WHOLE)
     with pytest.raises(InputError, match="is no array"):
         reshard([[1.0], [2.0, 3.0]], WHOLE)
     with pytest.raises(InputError, match="annotations: 'r' is not allowed: an HSharding"):

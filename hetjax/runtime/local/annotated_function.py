@@ -6,19 +6,20 @@ follows from the inputs, and the program is deduced and compiled once for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError
+from hetjax import _compat
+from hetjax.errors import InputError, is_whole, shown, unknown_name
 from hetjax.runtime.local.local_program import LocalProgram
-from hetjax.runtime.moves.union_array import HArray, as_array
+from hetjax.runtime.moves.union_array import HArray, as_array, in_jax_types, is_weak
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.symbol_numbers import numbers_of
 from hetjax.sharding.deduction.deduce import deduce
+from hetjax.sharding.deduction.reshard import RESHARD
 from hetjax.sharding.deduction.specialize import specialize
 from hetjax.sharding.resolution.network import Network
 
@@ -38,9 +39,13 @@ class AnnotatedFunction:
     Attributes:
         num_compiled: for how many sizes and types of inputs it has been compiled.
 
+    Raises:
+        InputError: an annotation is none, or the strategy no number of one.
+
     Source: Hetu v2, section 5.5.
 
     Example:
+        >>> import numpy as np
         >>> from jax.sharding import PartitionSpec
         >>> from hetjax.sharding import Subgroup
         >>> groups = tuple(Subgroup((device,), (), PartitionSpec()) for device in (0, 1))
@@ -62,6 +67,9 @@ class AnnotatedFunction:
         strategy: int = 0,
         mend: bool = False,
     ):
+        _check_annotations(annotations)
+        if not (is_whole(strategy) and strategy >= 0):
+            raise InputError(f"strategy: {shown(strategy)} is not allowed: a number from 0")
         self._function, self._annotations = function, tuple(annotations)
         self._devices, self._network = devices, network
         self._strategy, self._mend = strategy, mend
@@ -76,21 +84,24 @@ class AnnotatedFunction:
         """Compute the function.
 
         Args:
-            *arguments: arrays, which are laid out, or `HArray`s, which come to lie as annotated.
+            *arguments: arrays, of random keys too, which are laid out, or `HArray`s, which come to
+                lie as annotated.
             symbols: numbers for symbols that do not follow from the inputs.
 
         Returns:
             What the function returns, with a `HArray` for each array.
 
         Raises:
-            InputError: an argument does not fit its annotation, or a symbol has no number.
+            InputError: an argument does not fit its annotation, a symbol has no number, or one that
+                is given is in no annotation.
         """
         if len(arguments) != len(self._annotations):
             raise InputError(
                 f"arguments: {len(arguments)} are given, and {len(self._annotations)} are annotated"
             )
         leaves, tree = jax.tree.flatten(arguments)
-        leaves = [as_array(each) for each in leaves]
+        weak = tuple(map(is_weak, leaves))
+        leaves = [in_jax_types(as_array(each)) for each in leaves]
         annotations = [
             each
             for place, (wanted, argument) in enumerate(
@@ -99,10 +110,14 @@ class AnnotatedFunction:
             for each in _for_leaves(wanted, argument, place)
         ]
         numbers = numbers_of(annotations, [leaf.shape for leaf in leaves], symbols or {})
-        shapes = tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves)
-        key = tree, shapes, tuple(sorted(numbers.items()))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        key = tree, shapes, weak, tuple(sorted(numbers.items()))
         if key not in self._compiled:
-            self._compiled[key] = self._compile(tree, shapes, annotations, numbers)
+            structs = [
+                jax.ShapeDtypeStruct(*shape, weak_type=each)
+                for shape, each in zip(shapes, weak, strict=True)
+            ]
+            self._compiled[key] = self._compile(tree, structs, annotations, numbers, symbols or {})
         run, bound, result_tree = self._compiled[key]
         placed = [self._laid_out(*pair) for pair in zip(leaves, bound, strict=True)]
         return jax.tree.unflatten(result_tree, run(*placed))
@@ -110,15 +125,20 @@ class AnnotatedFunction:
     def _compile(
         self,
         tree: Any,
-        shapes: Sequence[tuple[tuple[int, ...], Any]],
+        structs: Sequence[jax.ShapeDtypeStruct],
         annotations: Sequence[HSharding | None],
         numbers: Mapping[str, int],
+        given: Mapping[str, int],
     ) -> tuple[LocalProgram, list[HSharding | None], Any]:
         def flat(*leaves: Any) -> Any:
             return self._function(*jax.tree.unflatten(tree, leaves))
 
-        structs = [jax.ShapeDtypeStruct(*each) for each in shapes]
         closed, results = jax.make_jaxpr(flat, return_shape=True)(*structs)
+        held = [each for each in annotations if each is not None]
+        known = {name for each in (*held, *_reshards(closed.jaxpr)) for name in each.symbols}
+        for name in given:
+            if name not in known:
+                raise InputError(f"symbols: {unknown_name('symbol', name, known)}")
         bound = [annotation and annotation.bind(numbers) for annotation in annotations]
         program = deduce(closed, bound, strategy=self._strategy, symbols=numbers, mend=self._mend)
         compiled = LocalProgram(specialize(program), self._devices, self._network)
@@ -133,15 +153,42 @@ class AnnotatedFunction:
         return HArray.of(array, annotation, self._devices)
 
 
+def _check_annotations(annotations: Any) -> None:
+    if not isinstance(annotations, tuple | list):
+        raise InputError(
+            f"annotations: {shown(annotations)} is not allowed: a list with one for each argument"
+        )
+    for place, wanted in enumerate(annotations):
+        for leaf in _leaves_of(wanted):
+            if not (leaf is None or isinstance(leaf, HSharding)):
+                raise InputError(
+                    f"annotations[{place}]: {shown(leaf)} is not allowed: an HSharding or None"
+                )
+
+
 def _for_leaves(wanted: PyTree, argument: PyTree, place: int) -> list[HSharding | None]:
     """The annotation of each leaf of an argument."""
     count = len(jax.tree.leaves(argument))
     if wanted is None or isinstance(wanted, HSharding):
         return [wanted] * count
-    found = jax.tree.leaves(wanted, is_leaf=lambda x: x is None or isinstance(x, HSharding))
-    if len(found) != count or not all(x is None or isinstance(x, HSharding) for x in found):
+    found = _leaves_of(wanted)
+    if len(found) != count:
         raise InputError(
             f"annotations[{place}]: it has {len(found)} leaves, and the argument has {count} "
             f"arrays; one annotation (or None) for each, or one for all"
         )
     return found
+
+
+def _leaves_of(wanted: PyTree) -> list[Any]:
+    """What is given as the annotations of an argument."""
+    return jax.tree.leaves(wanted, is_leaf=lambda x: x is None or isinstance(x, HSharding))
+
+
+def _reshards(jaxpr: _compat.Jaxpr) -> Iterator[HSharding]:
+    """The annotations of all reshards in a program."""
+    for equation in jaxpr.eqns:
+        if equation.primitive is RESHARD:
+            yield from equation.params["resharding"].annotations
+        for inner in _compat.inner_jaxprs(equation):
+            yield from _reshards(inner)

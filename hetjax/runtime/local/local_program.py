@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from hetjax.errors import InputError
@@ -215,7 +216,8 @@ def _everywhere(program: AnnotatedProgram, value: int, known: Mapping[int, Any])
     held = {**program.constants, **known}
     for node in known_everywhere({value}, program):
         evaluate_node(node, 0, held)
-    return held[value]
+    # Constants of a program are numbers of JAX's own.
+    return jnp.asarray(held[value], program.shapes[value].dtype)
 
 
 def _is_same(array: HArray, annotation: HSharding) -> bool:

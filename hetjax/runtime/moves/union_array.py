@@ -92,11 +92,14 @@ class HArray:
             The union array.
 
         Raises:
-            InputError: the annotation does not fit the shape, or names a device that is not there.
+            InputError: the annotation does not fit the shape, names a device that is not there, or
+                has partial sums of random keys; or the array has neither keys nor numbers.
         """
         if not isinstance(annotation, HSharding):
             raise InputError(f"annotation: {shown(annotation)} is not allowed: an HSharding")
         whole = as_array(array)
+        if annotation.is_partial and _has_keys(whole):
+            raise InputError("annotation: it has partial sums, and random keys are no sums")
         numbered = dict(enumerate(jax.devices() if devices is None else devices))
         for number in annotation.devices:
             if number not in numbered:
@@ -137,7 +140,13 @@ class HArray:
         return np.asarray(self.numpy(), dtype)
 
     def numpy(self) -> Num[np.ndarray, ...]:
-        """The whole array, partial sums added up."""
+        """The whole array, partial sums added up.
+
+        Raises:
+            InputError: it has random keys, which NumPy has no type for.
+        """
+        if _has_keys(self):
+            raise InputError(f"array: NumPy has no {self.dtype}; array[device] has a device's keys")
         sums: dict[int | None, np.ndarray] = {}
         covered: dict[int | None, np.ndarray] = {}
         added: set[tuple[Any, Any]] = set()
@@ -252,14 +261,49 @@ def as_array(value: Any) -> Any:
         InputError: it is none.
     """
     if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if not (_has_numbers(value) or _has_keys(value)):
+            raise InputError(f"array: {value.dtype} is not allowed: an array of numbers")
         return value
     try:
         found = np.asarray(value)
     except ValueError as error:
         raise InputError(f"array: {shown(value)} is no array: {error}") from None
-    if found.dtype.kind not in "biufc":
+    if not _has_numbers(found):
         raise InputError(f"array: {shown(value)} is no array of numbers")
-    return found
+    narrow = in_jax_types(found)
+    if found.dtype.kind in "iu" and (narrow != found).any():
+        raise InputError(f"array: {shown(value)} has numbers beyond those of {narrow.dtype}")
+    return narrow
+
+
+def in_jax_types(array: Any) -> Any:
+    """An array whose elements have a type that JAX computes with, in which NumPy's are narrower.
+
+    Example:
+        >>> in_jax_types(np.ones(3)).dtype
+        dtype('float32')
+    """
+    if not isinstance(array, np.ndarray | np.generic):
+        return array
+    return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def is_weak(value: Any) -> bool:
+    """Whether a value takes on the type of what it is computed with, as Python's numbers do.
+
+    Example:
+        >>> is_weak(2.0), is_weak(np.float32(2.0))
+        (True, False)
+    """
+    return bool(getattr(value, "weak_type", type(value) in (int, float, complex)))
+
+
+def _has_numbers(array: Any) -> bool:
+    return any(jnp.issubdtype(array.dtype, kind) for kind in (np.number, np.bool_))
+
+
+def _has_keys(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _summand(array: Any, shard: Shard) -> Any:

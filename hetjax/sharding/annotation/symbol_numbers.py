@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, check_count
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.symbols import Size, SymbolicSize
 
@@ -25,7 +25,7 @@ def numbers_of(
         A number for each symbol of the annotations.
 
     Raises:
-        InputError: a symbol does not follow from the sizes, or no number fits.
+        InputError: a symbol does not follow from the sizes, no number fits, or one is none.
 
     Example:
         >>> from jax.sharding import PartitionSpec
@@ -34,6 +34,8 @@ def numbers_of(
         >>> numbers_of([HSharding(groups, 0, ("3*(tokens//4)", "tokens//4"))], [(16,)], {})
         {'tokens': 16}
     """
+    for name, number in symbols.items():
+        check_count(f"symbols[{name!r}]", number)
     numbers = dict(symbols)
     equations = [
         (annotation.sizes, shape[annotation.hdim])
