@@ -2,6 +2,7 @@
 
 from collections import Counter
 from random import Random
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -164,6 +165,10 @@ def group(devices=(0, 1), tokens=(3, 1), heads=((0, 3), (3, 4))) -> ContextGroup
     return ContextGroup(devices, tokens, heads)
 
 
+def split(length: Any = 4, **options: Any) -> ContextSplit:
+    return ContextSplit(length, 4, 2, **{"groups": (group(),), **options})
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -201,7 +206,40 @@ def group(devices=(0, 1), tokens=(3, 1), heads=((0, 3), (3, 4))) -> ContextGroup
             lambda: ContextSplit(4, 4, 2, (group(heads=((0, 3), (3, 6))),)),
             r"groups\[0\].heads: each of heads 4 to 5 is not allowed: there are 4 heads",
         ),
+        (lambda: group(tokens=(5.9, 6.2)), r"tokens\[0\]: 5.9 is not allowed: .* whole number"),
+        (lambda: group(tokens=(3, float("nan"))), r"tokens\[1\]: nan is not allowed"),
+        (lambda: group(tokens=(None, 1)), r"tokens\[0\]: None is not allowed"),
+        (lambda: group(tokens="56"), "tokens: '56' is not allowed: a whole number for each"),
+        (lambda: group(devices=(True, False)), r"devices\[0\]: True is not allowed"),
+        (lambda: group(devices=0), "devices: 0 is not allowed: a whole number for each"),
+        (lambda: group(heads=((0, 2.7), (2.7, 4))), r"heads\[0\]: \(0, 2.7\) is not allowed"),
+        (lambda: group(heads=((0, 3), (3, 4, 5))), r"heads\[1\]: \(3, 4, 5\) is not allowed"),
+        (lambda: group(heads=(3, 4)), r"heads\[0\]: 3 is not allowed: two whole numbers"),
+        (lambda: group(heads=None), "heads: None is not allowed: a range for each device"),
+        (lambda: split("4"), "length: '4' is not allowed"),
+        (lambda: split(4.0), "length: 4.0 is not allowed"),
+        (lambda: split(groups=None), "groups: None is not allowed"),
+        (lambda: split(groups=((0,),)), r"groups\[0\]: \(0,\) is not allowed"),
+        (
+            lambda: split(is_mirrored="no"),
+            "is_mirrored is 'no'; it must be True or False",
+        ),
+        (lambda: group_positions(split(), 9), "group: 9 is not allowed: a number from 0 to 0"),
+        (lambda: group_positions(split(), -1), "group: -1 is not allowed"),
+        (lambda: device_positions(split(), 0, 2), "place: 2 is not allowed: a number from 0 to 1"),
+        (lambda: device_positions(split(), 1, 0), "group: 1 is not allowed"),
+        (lambda: seen_rectangle(split(), 0, 1), "source: 1 is not allowed: a number from 0 to 0"),
+        (lambda: seen_rectangle(split(), 0, 0), "source: 0 is not allowed: another group"),
+        (lambda: seen_pairs(split(), 3, 3), "group: 3 is not allowed"),
+        (
+            lambda: seen_rectangle(split(is_mirrored=False), 0, 0),
+            "split: is_mirrored=False is not allowed",
+        ),
         (lambda: HeadBytes(0, 2), "size: 0 is not allowed"),
+        (
+            lambda: HeadBytes(cast(Any, 8.5), 2),
+            "size: 8.5 is not allowed: .* whole number",
+        ),
         (
             lambda: ring_step(ContextSplit(4, 4, 2, (group(),)), HEAD, 1),
             "step: 1 is not allowed: one group has no ring",

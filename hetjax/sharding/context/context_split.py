@@ -7,10 +7,10 @@ the order of the ring.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, check_flag, is_whole, shown
 
 HeadRange = tuple[int, int]
 """Query heads from the first to the one after the last; none where both are the same."""
@@ -27,7 +27,7 @@ class ContextGroup:
 
     Raises:
         InputError: a device is named twice, there are not as many tokens and ranges as devices, or
-            one of them is negative.
+            one of them is no whole number or negative.
 
     Example:
         >>> ContextGroup((0, 1, 2), (5, 3, 0), ((0, 4), (4, 5), (5, 6))).length
@@ -40,9 +40,8 @@ class ContextGroup:
 
     def __post_init__(self) -> None:
         for field in ("devices", "tokens"):
-            object.__setattr__(self, field, tuple(int(each) for each in getattr(self, field)))
-        ranges = tuple((int(start), int(stop)) for start, stop in self.heads)
-        object.__setattr__(self, "heads", ranges)
+            object.__setattr__(self, field, _checked_numbers(field, getattr(self, field)))
+        object.__setattr__(self, "heads", _checked_ranges(self.heads))
         if not self.devices:
             raise InputError("devices: none is given: a group has one or more")
         for field in ("tokens", "heads"):
@@ -52,18 +51,6 @@ class ContextGroup:
                     "each device has one entry"
                 )
         _check_once(self.devices)
-        for field, numbers in (("devices", self.devices), ("tokens", self.tokens)):
-            for place, number in enumerate(numbers):
-                if number < 0:
-                    raise InputError(
-                        f"{field}[{place}]: {number} is not allowed: it must be 0 or more"
-                    )
-        for place, (start, stop) in enumerate(self.heads):
-            if not 0 <= start <= stop:
-                raise InputError(
-                    f"heads[{place}]: {(start, stop)} is not allowed: the first head is 0 or more, "
-                    "and the end not before it"
-                )
 
     @property
     def length(self) -> int:
@@ -90,9 +77,9 @@ class ContextSplit:
             the groups after it, which balances causal attention; otherwise they are one run.
 
     Raises:
-        InputError: heads of keys and values do not divide the query heads, a device is in two
-            groups, the tokens do not add up to the length, a group has none, or heads of a group
-            are missing, given twice, or not there.
+        InputError: a field has another type, heads of keys and values do not divide the query
+            heads, a device is in two groups, the tokens do not add up to the length, a group has
+            none, or heads of a group are missing, given twice, or not there.
 
     Source: HexiSeq, section 4.1. (There, heads add up over all devices; they must in every group.)
 
@@ -114,12 +101,10 @@ class ContextSplit:
     is_mirrored: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", tuple(self.groups))
+        object.__setattr__(self, "groups", _checked_groups(self.groups))
         for field in ("length", "query_heads", "key_value_heads"):
-            if getattr(self, field) < 1:
-                raise InputError(
-                    f"{field}: {getattr(self, field)} is not allowed: it must be 1 or more"
-                )
+            object.__setattr__(self, field, checked_count(field, getattr(self, field)))
+        check_flag("is_mirrored", self.is_mirrored)
         if self.query_heads % self.key_value_heads:
             raise InputError(
                 f"key_value_heads: {self.key_value_heads} is not allowed: it must divide the "
@@ -183,6 +168,69 @@ def check_num_groups(num_groups: int, length: int) -> None:
             f"groups: {num_groups} are not allowed for a length of {length}: from 1 to {length}, "
             "since each has one token or more"
         )
+
+
+def checked_count(field: str, value: object) -> int:
+    """Something that is counted.
+
+    Args:
+        field: what it is called.
+        value: what was given.
+
+    Raises:
+        InputError: it is no whole number of 1 or more.
+    """
+    if not (is_whole(value) and value >= 1):
+        raise InputError(
+            f"{field}: {shown(value)} is not allowed: it must be a whole number, 1 or more"
+        )
+    return int(value)
+
+
+def _checked_numbers(field: str, values: object) -> tuple[int, ...]:
+    """A number for each device."""
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        raise InputError(
+            f"{field}: {shown(values)} is not allowed: a whole number for each device, such as "
+            f"(0, 1)"
+        )
+    found = tuple(values)
+    for place, number in enumerate(found):
+        if not (is_whole(number) and number >= 0):
+            raise InputError(
+                f"{field}[{place}]: {shown(number)} is not allowed: it must be a whole number, 0 "
+                f"or more"
+            )
+    return tuple(map(int, found))
+
+
+def _checked_ranges(heads: object) -> tuple[HeadRange, ...]:
+    """A range for each device."""
+    if not isinstance(heads, Iterable) or isinstance(heads, str | bytes):
+        raise InputError(
+            f"heads: {shown(heads)} is not allowed: a range for each device, such as "
+            f"((0, 2), (2, 4))"
+        )
+    found: list[HeadRange] = []
+    for place, each in enumerate(heads):
+        ends = tuple(each) if isinstance(each, Iterable) else ()
+        if len(ends) != 2 or not all(map(is_whole, ends)) or not 0 <= ends[0] <= ends[1]:
+            raise InputError(
+                f"heads[{place}]: {shown(each)} is not allowed: two whole numbers, the first head, "
+                f"0 or more, and the end, which is not before it"
+            )
+        found.append((int(ends[0]), int(ends[1])))
+    return tuple(found)
+
+
+def _checked_groups(groups: object) -> tuple[ContextGroup, ...]:
+    if not isinstance(groups, Iterable):
+        raise InputError(f"groups: {shown(groups)} is not allowed: a tuple of ContextGroups")
+    found = tuple(groups)
+    for number, group in enumerate(found):
+        if not isinstance(group, ContextGroup):
+            raise InputError(f"groups[{number}]: {shown(group)} is not allowed: a ContextGroup")
+    return found
 
 
 def _check_once(devices: Sequence[int]) -> None:

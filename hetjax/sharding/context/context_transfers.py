@@ -16,7 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetjax.errors import InputError
-from hetjax.sharding.context.context_split import ContextGroup, ContextSplit, HeadRange
+from hetjax.sharding.context.context_split import (
+    ContextGroup,
+    ContextSplit,
+    HeadRange,
+    checked_count,
+)
 from hetjax.sharding.context.sub_rings import SubRing, sub_rings
 
 
@@ -31,7 +36,7 @@ class HeadBytes:
         gradient_bytes: bytes of a number of the gradients of keys and values that go round.
 
     Raises:
-        InputError: one of them is less than 1.
+        InputError: one of them is no whole number of 1 or more.
 
     Example:
         >>> HeadBytes(128, 2).item
@@ -44,10 +49,7 @@ class HeadBytes:
 
     def __post_init__(self) -> None:
         for field in ("size", "item_bytes", "gradient_bytes"):
-            if getattr(self, field) < 1:
-                raise InputError(
-                    f"{field}: {getattr(self, field)} is not allowed: it must be 1 or more"
-                )
+            object.__setattr__(self, field, checked_count(field, getattr(self, field)))
 
     @property
     def item(self) -> int:

@@ -11,6 +11,7 @@ mask; only a group's own keys need one.
 
 from __future__ import annotations
 
+from hetjax.errors import InputError, is_whole, shown
 from hetjax.sharding.context.context_split import ContextSplit
 
 PositionRun = tuple[int, int]
@@ -43,6 +44,9 @@ def group_positions(split: ContextSplit, group: int) -> tuple[PositionRun, ...]:
     Returns:
         One or two runs, none empty.
 
+    Raises:
+        InputError: there is no such group.
+
     Example:
         >>> from hetjax.sharding.context.context_split import ContextGroup
         >>> sizes = (40, 28, 18, 10)
@@ -51,6 +55,7 @@ def group_positions(split: ContextSplit, group: int) -> tuple[PositionRun, ...]:
         >>> [group_positions(split, number) for number in range(4)]
         [((0, 20), (76, 96)), ((20, 34), (62, 76)), ((34, 43), (53, 62)), ((43, 53),)]
     """
+    _check_number("group", group, len(split.groups))
     lengths = split.group_lengths
     if not split.is_mirrored:
         start = sum(lengths[:group])
@@ -91,6 +96,9 @@ def device_positions(split: ContextSplit, group: int, place: int) -> tuple[Posit
     Returns:
         Up to two runs in ascending order, none empty.
 
+    Raises:
+        InputError: there is no such group, or no such place in it.
+
     Example:
         >>> from hetjax.sharding.context.context_split import ContextGroup
         >>> outer = ContextGroup((0, 1), (4, 2), ((0, 1), (1, 2)))
@@ -98,7 +106,9 @@ def device_positions(split: ContextSplit, group: int, place: int) -> tuple[Posit
         >>> device_positions(split, 0, 0), device_positions(split, 0, 1)
         (((0, 3), (7, 8)), ((8, 10),))
     """
+    _check_number("group", group, len(split.groups))
     tokens = split.groups[group].tokens
+    _check_number("place", place, len(tokens))
     start = sum(tokens[:place])
     return places_of(group_positions(split, group), start, start + tokens[place])
 
@@ -135,6 +145,9 @@ def seen_rectangle(split: ContextSplit, group: int, source: int) -> tuple[int, i
         The first and the end place of the queries among the group's, and of the keys among the
         source's. Each of these queries sees each of these keys, and no other pair is seen.
 
+    Raises:
+        InputError: there is no such group, or the split is not mirrored.
+
     Example:
         >>> from hetjax.sharding.context.context_split import ContextGroup
         >>> groups = tuple(ContextGroup((d,), (n,), ((0, 1),)) for d, n in enumerate((6, 4)))
@@ -142,8 +155,12 @@ def seen_rectangle(split: ContextSplit, group: int, source: int) -> tuple[int, i
         >>> seen_rectangle(split, 0, 1), seen_rectangle(split, 1, 0)
         ((3, 6, 0, 4), (0, 4, 0, 3))
     """
-    assert split.is_mirrored
-    assert group != source
+    if not split.is_mirrored:
+        raise InputError("split: is_mirrored=False is not allowed: it must be mirrored")
+    _check_number("group", group, len(split.groups))
+    _check_number("source", source, len(split.groups))
+    if group == source:
+        raise InputError(f"source: {source} is not allowed: another group than that of the queries")
     queries, keys = split.group_lengths[group], split.group_lengths[source]
     if group < source:
         return halves(queries)[0], queries, 0, keys
@@ -161,6 +178,9 @@ def seen_pairs(split: ContextSplit, group: int, source: int) -> int:
     Returns:
         The number of pairs, of one head.
 
+    Raises:
+        InputError: there is no such group, or the split is not mirrored.
+
     Example:
         >>> from hetjax.sharding.context.context_split import ContextGroup
         >>> groups = tuple(ContextGroup((d,), (n,), ((0, 1),)) for d, n in enumerate((6, 4)))
@@ -169,10 +189,16 @@ def seen_pairs(split: ContextSplit, group: int, source: int) -> int:
         [21, 12, 12, 10]
     """
     if group == source:
+        _check_number("group", group, len(split.groups))
         length = split.group_lengths[group]
         return length * (length + 1) // 2
     first, last, start, stop = seen_rectangle(split, group, source)
     return (last - first) * (stop - start)
+
+
+def _check_number(field: str, number: object, count: int) -> None:
+    if not (is_whole(number) and 0 <= number < count):
+        raise InputError(f"{field}: {shown(number)} is not allowed: a number from 0 to {count - 1}")
 
 
 def _joined(runs: tuple[PositionRun, PositionRun]) -> tuple[PositionRun, ...]:
