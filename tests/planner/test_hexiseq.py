@@ -88,6 +88,18 @@ def test_even_systems_are_legal_and_told_apart():
     assert {each.exchange for each in even_contexts(devices, model.work, everyone)} == {1, 2, 4, 8}
 
 
+def test_a_device_alone_is_rings_and_ulysses():
+    link = Link(300e9, 5e-6)
+    alone = Cluster("alone", (Subcluster("one", KINDS["H100"], 1, 1, link, link),))
+    work = transformer_work(2**12, width=512, layers=4, query_heads=8)
+    model = ContextModel(ContextDevices(alone), work)
+    ring, ulysses = (schedule_even(model, system) for system in ("ring", "ulysses"))
+    assert (ring.system, ulysses.system) == ("ring", "ulysses")
+    assert ring.split == ulysses.split
+    with pytest.raises(DoesNotFitError, match="usp: there is no legal even split"):
+        schedule_even(model, "usp")
+
+
 def test_what_does_not_fit_is_refused_with_the_device_and_its_bytes():
     devices = ContextDevices(simulated(1), efficiency=0.5)
     model = ContextModel(devices, transformer_work(2**20, **MODELS["70B"]))

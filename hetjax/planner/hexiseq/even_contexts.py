@@ -39,6 +39,10 @@ class EvenContext:
             return "ring"
         return "ulysses" if self.ring == 1 else "usp"
 
+    def is_of(self, system: str) -> bool:
+        """Whether it is known by a name; a device alone by that of Ulysses, too."""
+        return system == self.system or (system == "ulysses" and self.ring == 1)
+
     def tokens(self, length: int) -> np.ndarray:
         """Tokens of each device, int64 [devices]."""
         return apportion_tokens(np.ones((1, self.ring * self.exchange)), length)[0]

@@ -148,10 +148,10 @@ def schedule_even(model: ContextCosts, system: str | None = None) -> ContextSche
     name = ""
     for even in _evens(model):
         is_slow = best is not None and _least_even(model, even) >= best.score
-        if system in (None, even.system) and not is_slow:
+        if (system is None or even.is_of(system)) and not is_slow:
             made = _even(model, even, best.score if best else np.inf)
             if best is None or made.score < best.score:
-                best, name = made, even.system
+                best, name = made, system or even.system
     if best is None:
         raise NoLegalSplitError(
             f"{system}: there is no legal even split of {len(model.devices.usable)} devices with "
