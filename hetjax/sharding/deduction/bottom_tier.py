@@ -8,6 +8,7 @@ labels of the equation's signature make it, and JAX's compiler does the rest.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,9 @@ from hetjax import _compat
 from hetjax.sharding.annotation.subgroup import axes_of, entries_of, spec_from
 from hetjax.sharding.deduction.own_primitive_rules import attention_block_inside_rule
 from hetjax.sharding.deduction.signature import Label, Labels, Signature
-from hetjax.sharding.deduction.signature_rules import REDUCTIONS
+
+_WHOLE = frozenset({"dynamic_slice", "pad"})
+"""Of these, XLA's partitioner forgets to clamp a start, and its process may end."""
 
 _TILED = frozenset(
     {
@@ -141,8 +144,7 @@ def apply(
         found = _in_parts(equation, params, signature, operands, frozenset())
         if found is not None:
             return found
-    if name not in REDUCTIONS:
-        # Of those, devices reduce what they have, and then one another's results.
+    if name in _WHOLE or not any(itertools.chain(*signature.operands)):
         _check_whole(signature, operands)
     # The shapes are right: whatever JAX raises here, of many types, is about shardings.
     with contextlib.suppress(Exception):
@@ -219,7 +221,7 @@ def _check_sums(signature: Signature, operands: Sequence[Any]) -> None:
 def _check_whole(signature: Signature, operands: Sequence[Any]) -> None:
     """Check that dimensions without a label are whole.
 
-    JAX lets some be divided, and XLA then forgets to clamp a start, or its process ends.
+    JAX lets them be divided, and not all that has no rule can then be lowered.
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     for place, (labels, array) in enumerate(zip(signature.operands, operands, strict=True)):

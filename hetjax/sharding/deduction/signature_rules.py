@@ -22,11 +22,6 @@ from hetjax.sharding.deduction.signature import (
     with_value,
 )
 
-REDUCTIONS = tuple(
-    "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_xor".split()
-)
-"""Reductions that are no sums."""
-
 
 def elementwise_rule(*linear: frozenset[int]) -> Rule:
     """All arrays have one shape, but for scalars and for dimensions of size 1 that are repeated."""

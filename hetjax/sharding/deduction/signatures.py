@@ -61,6 +61,7 @@ _BINARY = (
     "random_fold_in rem shift_left shift_right_arithmetic shift_right_logical threefry2x32 xor"
 )
 _SPECIAL = "igamma igamma_grad_a igammac polygamma regularized_incomplete_beta zeta"
+_REDUCED = "and", "max", "min", "or", "prod", "xor"
 _ELEMENTWISE = "every dimension; one of size 1 that is repeated is whole"
 _OTHERS = "all dimensions but the one that it goes along"
 
@@ -111,7 +112,7 @@ FAMILIES: tuple[Family, ...] = (
         "the operand",
     ),
     Family(
-        rules.REDUCTIONS,
+        tuple(f"argmax argmin {' '.join(f'reduce_{each}' for each in _REDUCED)}".split()),
         rules.reduction_rule(adds=False),
         "dimensions that stay",
     ),
