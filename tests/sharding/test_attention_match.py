@@ -197,7 +197,26 @@ def unsigned(q: Any, k: Any, v: Any) -> jax.Array:
     return plain(q, k, v, mask=((place[:, None] - place) < 3)[None, None])
 
 
+def of_dtypes(operands: Any, scores: Any, result: Any = jnp.float32) -> Any:
+    """Attention whose products take narrow numbers, and make others."""
+
+    def attend(q: Any, k: Any, v: Any) -> jax.Array:
+        if operands is not None:
+            q, k, v = (jnp.round(4 * each).astype(operands) for each in (q, k, v))
+        of_pairs = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=scores)
+        weights = jax.nn.softmax(of_pairs.astype(jnp.float32) / 16)
+        sides = ((3,), (1,)), ((0, 1), (0, 2))
+        mixed = jax.lax.dot_general(weights, v, sides, preferred_element_type=result)
+        return mixed.swapaxes(1, 2)
+
+    return attend
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "scores that round": (of_dtypes(None, jnp.float8_e4m3fn), "its scores are float8_e4m3fn, in"),
+    "scores that wrap": (of_dtypes(jnp.int8, jnp.int8), "its scores are int8, in which they round"),
+    "scores as wide": (of_dtypes(jnp.int32, jnp.int32), "its scores are int32, in which they"),
+    "whole results": (of_dtypes(None, jnp.float32, jnp.int8), "its result is int8"),
     "bias": (lambda q, k, v: plain(q, k, v, bias=q[:1, :, :, :5].transpose(0, 2, 1, 3)), "a bias"),
     "mask": (lambda q, k, v: plain(q, k, v, mask=q[:, None, :, 0, :5] > 0), "its mask is not full"),
     "padding": (
@@ -448,6 +467,19 @@ def test_scores_are_of_the_widest_operand():
     assert found.dtype == expected.dtype
     ours, theirs = (np.asarray(each, np.float32) for each in (found, expected))
     np.testing.assert_allclose(ours, theirs, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("operands", "scores"),
+    [(jnp.int8, jnp.int32), (jnp.float8_e4m3fn, jnp.float32), (jnp.float8_e4m3fn, jnp.bfloat16)],
+)
+def test_products_of_narrow_numbers_are_not_rounded(operands: Any, scores: Any):
+    program = jax.make_jaxpr(of_dtypes(operands, scores))(Q, Q, Q)
+    matched = match_attention(program)
+    assert names_in(matched.program.jaxpr).count("attention") == 1
+    found, expected = (_compat.eval_jaxpr(e, Q, Q, Q)[0] for e in (matched.program, program))
+    rounded = 1e-5 if scores != jnp.bfloat16 else 0.03
+    np.testing.assert_allclose(found, expected, atol=rounded)
 
 
 def test_exponentials_that_are_hidden_after_their_sum_are_no_softmax():

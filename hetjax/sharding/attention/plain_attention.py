@@ -14,7 +14,7 @@ from hetjax import _compat
 from hetjax.sharding.attention.forms import Data, Near, Same
 from hetjax.sharding.attention.mask import Mask, Tokens, TokenSpan, positions_of, segment_numbers
 from hetjax.sharding.attention.primitive import bind_attention
-from hetjax.sharding.attention.softmax_chain import OF_MASK, Scores
+from hetjax.sharding.attention.softmax_chain import OF_MASK, Scores, is_fine
 
 
 class UnknownAttentionError(Exception):
@@ -92,10 +92,7 @@ class PlainAttention:
         return jax.make_jaxpr(self._compute)(*avals)
 
     def _compute(self, q: Any, k: Any, v: Any, *segments: Any) -> Any:
-        # Scores are of the widest: of unlike ones as wide, as the result.
-        widths = {each.dtype.itemsize: each.dtype for each in (q, k, v)}
-        is_mixed = len({q.dtype, k.dtype, v.dtype}) > len(widths)
-        dtype = self.aval.dtype if is_mixed else widths[max(widths)]
+        dtype = self._dtype(q.dtype, k.dtype, v.dtype)
         batch, batch_sizes = self.batch, self._sized(self.batch)
         length, number = math.prod(self._sized(self.queries)), self.sizes[self.keys]
         heads = math.prod(self._sized(self.heads))
@@ -134,6 +131,14 @@ class PlainAttention:
             out, order = out[..., 0], [place for place in order if place < len(names)]
         return _arranged(out, order, self.aval.shape).astype(self.aval.dtype)
 
+    def _dtype(self, *dtypes: Any) -> Any:
+        """What is computed in: the widest; of unlike ones as wide, or narrow ones, the result's."""
+        widths = {each.itemsize: each for each in dtypes}
+        is_mixed = len(set(dtypes)) > len(widths)
+        dtype = self.aval.dtype if is_mixed else widths[max(widths)]
+        known = (each for each in (dtype, self.aval.dtype) if is_fine(each))
+        return next(known, jnp.float32)
+
     def _sized(self, names: Sequence[int]) -> list[int]:
         return [self.sizes[name] for name in names]
 
@@ -167,6 +172,9 @@ def plain_attention(equation: _compat.JaxprEqn, place: int, weights: Scores) -> 
     """
     if weights.problem:
         raise UnknownAttentionError(weights.problem)
+    out: Any = equation.outvars[0].aval
+    if not jnp.issubdtype(out.dtype, jnp.floating):
+        raise UnknownAttentionError(f"its result is {out.dtype} (allowed: floats)")
     q, k, batch, heads, free = _first_product(weights)
     v, result = _second_product(equation, place, weights)
     axis = weights.summed
@@ -190,7 +198,7 @@ def plain_attention(equation: _compat.JaxprEqn, place: int, weights: Scores) -> 
         scale=weights.scale,
         segments=_segments_of(weights, examples, queries, axis),
         result=result,
-        aval=equation.outvars[0].aval,
+        aval=out,
     )
 
 

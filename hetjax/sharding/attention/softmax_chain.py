@@ -36,6 +36,9 @@ HIDDEN = -300.0
 """What hides scores must still be so low at the softmax, however they are scaled in between: only
 then the exponentials are 0 beside others'."""
 
+_COARSEST = jnp.finfo(jnp.bfloat16).nmant
+"""Fewer bits of a mantissa round scores more than attention in one equation does."""
+
 OF_MASK = "its mask is not full, causal, a window, or segments"
 OF_RULE = "a function with a derivative of its own is between its products"
 OF_SUM = "its exponentials are not divided by their sum, and by that alone, before its values"
@@ -103,7 +106,35 @@ def scores_of_product(equation: _compat.JaxprEqn) -> Scores:
     """What a product of matrices makes, as it may be scores."""
     out: Any = equation.outvars[0].aval
     dims = tuple((i,) if size > 1 else () for i, size in enumerate(out.shape))
-    return Scores(equation, tuple(out.shape), dims)
+    scores = Scores(equation, tuple(out.shape), dims)
+    if _is_exact_enough(equation):
+        return scores
+    return scores.refused(
+        f"its scores are {out.dtype}, in which they round or wrap (known: bfloat16 and finer "
+        f"floats, and int32 of narrower integers)"
+    )
+
+
+def _is_exact_enough(product: _compat.JaxprEqn) -> bool:
+    """Whether a product may as well be computed in float32."""
+    out: Any = product.outvars[0].aval
+    if not jnp.issubdtype(out.dtype, jnp.integer):
+        return is_fine(out.dtype)
+    operands: list[Any] = [atom.aval for atom in product.invars]
+    are_narrow = all(
+        jnp.issubdtype(each.dtype, jnp.integer) and each.dtype.itemsize < out.dtype.itemsize
+        for each in operands
+    )
+    return out.dtype.itemsize >= jnp.dtype(jnp.int32).itemsize and are_narrow
+
+
+def is_fine(dtype: Any) -> bool:
+    """Whether a dtype is a float that rounds no more than bfloat16 does.
+
+    Args:
+        dtype: the dtype.
+    """
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).nmant >= _COARSEST
 
 
 def with_shape(dims: Dims, sizes: Sequence[int], shape: Sequence[int]) -> Dims | None:
@@ -150,10 +181,8 @@ def _keeps(equation: _compat.JaxprEqn) -> bool:
     """Whether an equation gives its operand as it is, or as another float, and no more rounded."""
     if equation.primitive.name not in _KEEPING:
         return False
-    coarsest = jnp.finfo(jnp.bfloat16).nmant
     out: Any = equation.outvars[0].aval
-    is_float = jnp.issubdtype(out.dtype, jnp.floating) and jnp.finfo(out.dtype).nmant >= coarsest
-    return is_float and equation.params.get("mantissa_bits", coarsest) >= coarsest
+    return is_fine(out.dtype) and equation.params.get("mantissa_bits", _COARSEST) >= _COARSEST
 
 
 def combined(
