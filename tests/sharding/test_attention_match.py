@@ -14,6 +14,7 @@ from flax import nnx
 import hetjax
 from hetjax import InputError, _compat
 from hetjax.pipeline.program.tracing import trace
+from hetjax.sharding.attention.forms import form_of_constant
 from hetjax.sharding.attention.match import match_attention
 
 plain = jax.nn.dot_product_attention
@@ -502,6 +503,19 @@ def test_a_program_is_matched_only_where_sequences_are_divided():
     assert [each.count("attention") for each in names] == [0, 1]
     with pytest.raises(InputError, match="the sequence cannot be divided"):
         trace(lambda w, x: jnp.mean(capped(x @ w, x, x)), jnp.eye(8), Q, divides_sequences=True)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ((-np.inf, 0), "float32"),
+        ((np.inf, np.inf, 1), "float32"),
+        ((-1e308, 1e308), "float64"),
+        ((1j, 2), "complex64"),
+    ],
+)
+def test_numbers_without_a_finite_step_between_them_do_not_count(numbers: Any, dtype: str):
+    assert form_of_constant(np.array(numbers, dtype)) is None
 
 
 def test_masks_of_a_million_tokens_are_not_looked_at():

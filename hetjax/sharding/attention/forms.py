@@ -159,10 +159,10 @@ def form_of_constant(array: Any) -> Form | None:
         return Uniform(first)
     long = [i for i, size in enumerate(array.shape) if size > 1]
     inner = array.reshape([array.shape[i] for i in long])
-    if len(long) == 1:
-        steps = np.diff(inner.astype(np.float64))
-        is_even = (steps == steps[0]).all() and steps[0] == int(steps[0])
-        if is_even and counts_exactly(array.dtype):
+    if len(long) == 1 and counts_exactly(array.dtype):
+        with np.errstate(over="ignore", invalid="ignore"):
+            steps = np.diff(inner.astype(np.float64))
+        if (steps == steps[0]).all() and steps[0].is_integer():
             return Counting(((long[0], int(steps[0])),), float(first))
     return _band(inner, (long[0], long[1])) if len(long) == 2 else None
 
