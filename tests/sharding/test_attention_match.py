@@ -102,9 +102,31 @@ def packed(q: Any, k: Any, v: Any) -> jax.Array:
     return plain(q, k, v, mask=same, is_causal=True)
 
 
-def scanned(q: Any, k: Any, v: Any) -> jax.Array:
-    blocks = [each[:, None] for each in (q, k, v)]
-    return jax.lax.scan(lambda carry, x: (carry, by_hand(*x)), 0, tuple(blocks))[1]
+def over_examples(attend: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
+    rows = tuple(each[:, None] for each in arrays)
+    return jax.lax.scan(lambda carry, x: (carry, attend(*x)), 0, rows)[1]
+
+
+def by_mask(seen: Any, q: Any, k: Any, v: Any) -> jax.Array:
+    scores = jnp.where(seen, jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e9)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+
+def masked_outside_of_a_loop(q: Any, k: Any, v: Any, *, again: bool = False) -> jax.Array:
+    seen = jnp.tril(jnp.ones((5, 5), bool))
+    attend = jax.checkpoint(by_mask) if again else by_mask
+    return over_examples(functools.partial(attend, seen), q, k, v)
+
+
+def masked_outside_of_a_region(q: Any, k: Any, v: Any) -> jax.Array:
+    same = SEGMENTS[:, None, :, None] == SEGMENTS[:, None, None, :]
+    return jax.checkpoint(by_mask)(jnp.tril(jnp.ones((5, 5), bool)) & same, q, k, v)
+
+
+def masked_by_numpy(q: Any, k: Any, v: Any) -> jax.Array:
+    """In a region inside of another one."""
+    inner = jax.checkpoint(functools.partial(by_mask, np.tri(5, dtype=bool)))
+    return jax.checkpoint(lambda *x: jax.jit(inner)(*x) + 1)(q, k, v)
 
 
 FLAX = nnx.split(nnx.MultiHeadAttention(4, 8, decode=False, rngs=nnx.Rngs(0)))
@@ -153,9 +175,16 @@ FOUND: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "heads first": (heads_first, [Q, Q, Q]),
     "one head": (one_head, [Q[0, :, 0], K[0, :, 0], V[0, :, 0]]),
     "vmap": (jax.vmap(one_head), [Q[:, :, 0], K[:, :, 0], V[:, :, 0]]),
-    "scan": (scanned, [Q, Q, Q]),
+    "scan": (functools.partial(over_examples, by_hand), [Q, Q, Q]),
     "checkpoint": (jax.checkpoint(by_hand), [Q, Q, Q]),
     "jit": (jax.jit(by_hand), [Q, Q, Q]),
+    "scan, masked outside": (masked_outside_of_a_loop, [Q, Q, Q]),
+    "scan and checkpoint, masked outside": (
+        functools.partial(masked_outside_of_a_loop, again=True),
+        [Q, Q, Q],
+    ),
+    "checkpoint, masked outside": (masked_outside_of_a_region, [Q, Q, Q]),
+    "checkpoint, masked by numpy": (masked_by_numpy, [Q, Q, Q]),
 }
 
 

@@ -21,6 +21,9 @@ from hetjax.errors import InputError
 from hetjax.sharding.attention.forms import (
     Counting,
     Data,
+    Distance,
+    Region,
+    Same,
     Uniform,
     computed,
     counts_exactly,
@@ -122,15 +125,17 @@ def match_attention(program: _compat.ClosedJaxpr) -> MatchedProgram:
     return MatchedProgram(_matched(program, found), tuple(found))
 
 
-def _matched(program: _compat.ClosedJaxpr, found: list[FoundAttention]) -> _compat.ClosedJaxpr:
-    flat = _compat.without_calls(program, _opened)
-    walk = _Walk(flat)
+def _matched(
+    program: _compat.ClosedJaxpr, found: list[FoundAttention], given: Sequence[Followed] = ()
+) -> _compat.ClosedJaxpr:
+    walk = _opened(program, given)
+    flat = walk.program
     equations: list[_compat.JaxprEqn] = []
     consts = list(zip(flat.jaxpr.constvars, flat.consts, strict=True))
     for equation in flat.jaxpr.eqns:
         attention = walk.follow(equation)
         if attention is None:
-            equations.append(_inside(equation, found))
+            equations.append(_inside(equation, walk.entering(equation), found))
             continue
         name, line = equation.primitive.name, _compat.source_line(equation)
         if isinstance(attention, str):
@@ -148,26 +153,75 @@ def _matched(program: _compat.ClosedJaxpr, found: list[FoundAttention]) -> _comp
     return _compat.without_dead_equations(_compat.ClosedJaxpr(jaxpr, list(values)))
 
 
-def _opened(equation: _compat.JaxprEqn) -> _compat.ClosedJaxpr | None:
-    """What stands for a call, or for a checkpointed region that attends."""
-    region = _compat.checkpointed_jaxpr(equation)
-    if region is None:
-        return _compat.called_jaxpr(equation)
-    return None if attention_line([_matched(region, []).jaxpr]) is None else region
+def _opened(program: _compat.ClosedJaxpr, given: Sequence[Followed]) -> _Walk:
+    """A walk over a program without calls, and without checkpointed regions that attend."""
+    walk = _Walk(_compat.without_calls(program), given)
+    while True:
+        flat, attending = walk.program, dict[int, _compat.ClosedJaxpr]()
+        for equation in flat.jaxpr.eqns:
+            region = _compat.checkpointed_jaxpr(equation)
+            if region is not None and _attends(region, walk.entering(equation)):
+                attending[id(equation)] = region
+            walk.follow(equation)
+        if attending:
+            # A region may hold calls, and other regions: those are the next round's.
+            flat = _compat.without_calls(
+                flat,
+                lambda each, known=attending: known.get(id(each)) or _compat.called_jaxpr(each),
+            )
+        # Constants may be large, and are looked at once.
+        constants = {each: walk.forms[each] for each in walk.program.jaxpr.constvars}
+        walk = _Walk(flat, given, constants)
+        if not attending:
+            return walk
 
 
-def _inside(equation: _compat.JaxprEqn, found: list[FoundAttention]) -> _compat.JaxprEqn:
+def _attends(program: _compat.ClosedJaxpr, given: Sequence[Followed]) -> bool:
+    """Whether a body has attention in one equation, or such as can be put in one."""
+    if attention_line([program.jaxpr]) is not None:
+        return True
+    walk = _Walk(_compat.without_calls(program), given)
+    for equation in walk.program.jaxpr.eqns:
+        known = walk.entering(equation)
+        if any(_attends(each, known) for each in _bodies(equation)):
+            return True
+        if isinstance(walk.follow(equation), PlainAttention):
+            return True
+    return False
+
+
+def _bodies(equation: _compat.JaxprEqn) -> list[_compat.ClosedJaxpr]:
+    """The bodies of an equation in which attention may be found."""
+    if _has_rule(equation):
+        return []
+    parameters = equation.params.values()
+    items = (i for each in parameters for i in (each if isinstance(each, tuple | list) else [each]))
+    return [
+        each if isinstance(each, _compat.ClosedJaxpr) else _compat.ClosedJaxpr(each, [])
+        for each in items
+        if isinstance(each, _compat.ClosedJaxpr | _compat.Jaxpr)
+    ]
+
+
+def _has_rule(equation: _compat.JaxprEqn) -> bool:
+    """Whether an equation has a derivative of its own, so that what it computes stays as it is."""
+    return "custom" in equation.primitive.name
+
+
+def _inside(
+    equation: _compat.JaxprEqn, given: Sequence[Followed], found: list[FoundAttention]
+) -> _compat.JaxprEqn:
     """An equation with what is in its bodies matched; rules of derivatives stay as they are."""
-    if "custom" in equation.primitive.name or not _compat.inner_jaxprs(equation):
+    if _has_rule(equation) or not _compat.inner_jaxprs(equation):
         return equation
 
     def matched(parameter: Any) -> Any:
         if type(parameter) in (tuple, list):
             return type(parameter)(map(matched, parameter))
         if isinstance(parameter, _compat.ClosedJaxpr):
-            return _matched(parameter, found)
+            return _matched(parameter, found, given)
         if isinstance(parameter, _compat.Jaxpr):
-            closed = _matched(_compat.ClosedJaxpr(parameter, []), found)
+            closed = _matched(_compat.ClosedJaxpr(parameter, []), found, given)
             return closed.jaxpr if not closed.consts else parameter
         return parameter
 
@@ -181,16 +235,20 @@ class _Walk:
 
     Args:
         program: the program.
-        forms: what is known of each variable.
+        given: what is known of its first inputs, if anything.
+        forms: what is known of each variable, at first of constants that are known already.
     """
 
     program: _compat.ClosedJaxpr
+    given: Sequence[Followed] = ()
     forms: dict[Any, Followed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.forms.update(zip(self.program.jaxpr.invars, self.given, strict=False))
         pairs = zip(self.program.jaxpr.constvars, self.program.consts, strict=True)
         for variable, array in pairs:
-            self.forms[variable] = form_of_constant(array) or _data(variable)
+            if variable not in self.forms:
+                self.forms[variable] = form_of_constant(array) or _data(variable)
 
     def follow(self, equation: _compat.JaxprEqn) -> PlainAttention | str | None:
         """Go over an equation.
@@ -214,13 +272,25 @@ class _Walk:
                 self.forms[equation.outvars[0]] = form
         return None
 
+    def entering(self, equation: _compat.JaxprEqn) -> list[Followed]:
+        """What is known of the first inputs of an equation's bodies.
+
+        Of a checkpointed region that is all of its operands, as it is opened where it attends. A
+        loop stays: its constants are known where no array outside of it is needed to tell them.
+        """
+        if _compat.checkpointed_jaxpr(equation) is not None:
+            return [self._read(atom) for atom in equation.invars]
+        if equation.primitive.name != "scan":
+            return []
+        number, _ = _compat.scan_sizes(equation.params)
+        forms = [self._read(atom) for atom in equation.invars[:number]]
+        return [form if _is_without_arrays(form) else None for form in forms]
+
     def _rule(self, equation: _compat.JaxprEqn, inner: _compat.ClosedJaxpr) -> None:
         """Go over a function with a derivative of its own, such as a softmax."""
         # Anybody else's derivative may be another than that of what is computed.
         is_known = _compat.has_rule_of_jax(equation)
-        walk = _Walk(inner)
-        for variable, atom in zip(inner.jaxpr.invars, equation.invars, strict=True):
-            walk.forms[variable] = self._read(atom)
+        walk = _Walk(inner, [self._read(atom) for atom in equation.invars])
         for each in inner.jaxpr.eqns:
             walk.follow(each)
         names: dict[Any, Any] = {}
@@ -321,6 +391,12 @@ _MOVING = frozenset("transpose reshape squeeze expand_dims broadcast_in_dim".spl
 
 def _data(variable: Any) -> Data:
     return Data(variable, tuple(range(len(variable.aval.shape))))
+
+
+def _is_without_arrays(form: Followed) -> bool:
+    if isinstance(form, Region):
+        return not any(isinstance(each, Same) for each in form.conditions)
+    return isinstance(form, Uniform | Counting | Distance)
 
 
 def _places(equation: _compat.JaxprEqn) -> Mapping[int, int | None] | None:
