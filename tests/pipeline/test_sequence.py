@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -251,6 +252,42 @@ def test_what_mixes_tokens_has_them_along_two_dimensions():
         if program.steps[place].inputs[operand] == number
     ]
     assert [sorted(each) for each in places] == [[0, 1]]
+
+
+def test_attention_that_is_not_known_is_refused_beside_one_that_is():
+    """With its line, and the reason why it is not known."""
+
+    def capped(x: jax.Array, parameters: Any) -> jax.Array:
+        return jax.nn.softmax(jnp.tanh(x @ x.swapaxes(1, 2))) @ x
+
+    program = program_of(capped, divides_sequences=True)
+    told = rf"at {re.escape(__file__)}:\d+"
+    with pytest.raises(InputError) as refused:
+        token_dimensions(program)
+    message = str(refused.value)
+    assert re.match(rf"loss: \w+ {told} has tokens along dimensions 1 and 2", message), message
+    assert re.search(rf"dot_general {told}: tanh is between the scores", message)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_memory_of_as_many_rows_as_tokens_is_not_of_tokens(is_masked: bool):
+    def remembering(x: jax.Array, parameters: Any) -> jax.Array:
+        table = parameters["table"]
+        scores = x @ table.T
+        if is_masked:
+            scores = jnp.where(np.tri(LENGTH, dtype=bool), scores, -1e9)
+        return x + jax.nn.softmax(scores) @ table
+
+    table = np.ones((LENGTH, WIDTH), np.float32)
+    program = program_of(remembering, divides_sequences=True, table=table)
+    found = token_dimensions(program)
+    assert block_names(program).count("attention") == 1
+    number = program.parameters[program.parameter_names.index("table")]
+    assert not any(
+        program.steps[place].inputs[operand] == number
+        for place, taken in found.taken.items()
+        for operand in taken
+    )
 
 
 def reversed_sums(g: jax.Array) -> jax.Array:

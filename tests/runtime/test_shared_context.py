@@ -18,8 +18,10 @@ from context_jobs import (
     MICROBATCHES,
     QUERY_HEADS,
     SIZE,
+    WIDTH,
     Tokens,
     context_plan,
+    dense,
     in_chunks,
     loss,
     one_device_losses,
@@ -231,6 +233,35 @@ def test_what_mixes_tokens_is_in_their_order_along_both_dimensions():
     with Trainer(**job, plan=context_plan(RING, function=mixed)) as trainer:
         found = [trainer.train_step().loss for _ in range(2)]
     assert found == pytest.approx(one_device_losses(2, mixed), rel=TOLERANCE)
+
+
+def with_softmaxes(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+    """The loss of a model with softmaxes that are no attention beside one that is written out."""
+    block, table = parameters["blocks"][0], parameters["embedding"]
+    size = WIDTH // QUERY_HEADS
+    keys, experts = block["up"][:size, :3], block["out"].reshape(size, -1, size)[:, :3]
+
+    def among(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        y = dense(query, key, value)
+        gates = jax.nn.softmax(y @ keys)
+        y += jnp.einsum("bthe,bthed->bthd", gates, jnp.einsum("bthc,ced->bthed", y, experts))
+        y += jax.nn.softmax(y @ keys) @ keys.T
+        of_heads = jax.nn.softmax(jnp.einsum("bthd,d->bth", y, keys[:, 0]), axis=-1)
+        y *= 1 + of_heads[..., None]
+        places = jax.nn.softmax(jnp.einsum("bthd,d->bth", y, keys[:, 1]), axis=1)
+        y += jnp.einsum("bth,bthd->bhd", places, y)[:, None]
+        x = y.reshape(*y.shape[:2], -1)
+        return y + (jax.nn.softmax(x @ table.T) @ table).reshape(y.shape)
+
+    return loss(parameters, batch, among)
+
+
+def test_softmaxes_of_each_token_alone_and_sums_over_tokens_are_no_attention():
+    job = {**JOB, "loss_function": with_softmaxes}
+    plan = context_plan(replace(RING, key_value_heads=QUERY_HEADS), function=with_softmaxes)
+    with Trainer(**job, plan=plan) as trainer:
+        found = [trainer.train_step().loss for _ in range(2)]
+    assert found == pytest.approx(one_device_losses(2, with_softmaxes), rel=TOLERANCE)
 
 
 Segments = Callable[[Any], Any]

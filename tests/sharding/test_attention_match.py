@@ -288,6 +288,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         of_some(lambda s, _: jax.nn.softmax(s.astype(jnp.int32).astype(s.dtype))),
         "convert_element_type is between the scores and the softmax",
     ),
+    "heads mixed": (
+        of_some(lambda s, _: jax.nn.softmax(jnp.einsum("bhqk,hg->bgqk", s, jnp.eye(4)))),
+        "its softmax goes over a dimension that is not the keys'",
+    ),
     "blind": (blind, "queries that its mask lets see nothing"),
 }
 
@@ -419,14 +423,57 @@ def test_a_softmax_of_a_log_softmax_is_attention():
 
 @pytest.mark.parametrize(
     "gate",
-    [*OF_OTHER_SUMS.values(), *(of_some(lambda s, _, f=f: f(s)) for f in OF_PEOPLE.values())],
+    [
+        *OF_OTHER_SUMS.values(),
+        *(of_some(lambda s, _, f=f: f(s)) for f in OF_PEOPLE.values()),
+        *(attend for attend, _ in REFUSED.values()),
+    ],
 )
 def test_what_may_be_attention_may_be_of_gates_beside_what_is(gate: Any):
     def both(q: jax.Array) -> jax.Array:
-        gated = gate(q, q, q)
+        gated = gate(q, q, q).astype(q.dtype)
         return hetjax.attention(gated, gated, gated)
 
-    match_attention(jax.make_jaxpr(both)(Q)).check()
+    matched = match_attention(jax.make_jaxpr(both)(Q))
+    matched.check()
+    assert matched.refused.startswith(f"attention that ends with dot_general at {__file__}:")
+
+
+TABLE, EXPERTS = normal(5, 7, 8), normal(6, 8, 7, 8)
+BY_PARAMETERS: dict[str, Callable[[Any, Any, Any], jax.Array]] = {
+    "memory": lambda x, w, e: jax.nn.softmax(x @ w.T) @ w,
+    "as many": lambda x, w, e: jax.nn.softmax(x @ w[:5].T) @ w[:5],
+    "exponentials": lambda x, w, e: jnp.exp(jax.nn.log_softmax(x @ w.T)) @ w,
+    "gates": lambda x, w, e: jnp.einsum(
+        "bte,bted->btd", jax.nn.softmax(x @ w.T), jnp.einsum("btc,ced->bted", x, e)
+    ),
+    "pooling": lambda x, w, e: jnp.einsum("bt,btd->bd", jax.nn.softmax(x @ w[0], 1), x),
+    "probes": lambda x, w, e: jax.nn.softmax(jnp.broadcast_to(w, (2, 7, 8)) @ x.swapaxes(1, 2)) @ x,
+    "in a loop": lambda x, w, e: jax.lax.scan(
+        lambda x, w: (x + jax.nn.softmax(x @ w.T) @ w, None), x, e.swapaxes(0, 1)
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", BY_PARAMETERS)
+def test_a_softmax_of_a_product_with_parameters_is_no_attention(name: str):
+    def ordered(table: Any, experts: Any, x: Any) -> jax.Array:
+        return BY_PARAMETERS[name](x, table, experts)
+
+    matched = match_attention(jax.make_jaxpr(ordered)(TABLE, EXPERTS, Q[:, :, 0]), 2)
+    assert not matched.found
+    assert "attention" not in names_in(matched.program.jaxpr)
+
+
+@pytest.mark.parametrize("learned", range(3))
+def test_learned_queries_keys_or_values_stand_for_as_many_tokens(learned: int):
+    def attend(weights: Any, x: Any) -> jax.Array:
+        operands = [x, x, x]
+        operands[learned] = jnp.broadcast_to(weights, x.shape)
+        return plain(*operands, is_causal=True)
+
+    matched = match_attention(jax.make_jaxpr(attend)(Q[:1], Q), 1)
+    assert [each.refused for each in matched.found] == [""]
 
 
 def by_hand_sigmoid(q: Any, k: Any, v: Any) -> jax.Array:

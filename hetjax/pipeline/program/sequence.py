@@ -68,7 +68,7 @@ def token_dimensions(program: Program) -> TokenDimensions:
     lineage = _whole_numbers(equations, program)
     small = own | lineage | _of_parameters(equations, program)
     while True:
-        walk = _TokenWalk(equations, own, small)
+        walk = _TokenWalk(equations, own, small, program.unmatched)
         refused = walk.follow(seeds)
         if refused is None:
             for each in every:
@@ -134,10 +134,17 @@ class _TokenWalk:
         equations: all equations.
         own: the values whose tokens stay in the model's order.
         small: the values that every member may have whole, to make tokens of.
+        unmatched: why some attention is no equation of its own; empty where all is.
     """
 
-    def __init__(self, equations: Sequence[OpenedEquation], own: set[Any], small: set[Any]):
-        self.equations = equations
+    def __init__(
+        self,
+        equations: Sequence[OpenedEquation],
+        own: set[Any],
+        small: set[Any],
+        unmatched: str = "",
+    ):
+        self.equations, self.unmatched = equations, unmatched
         self.own, self.small, self.dimensions = own, small, dict[Any, int]()
         self.made: list[tuple[OpenedEquation, int, int]] = []
         self.taken: list[tuple[OpenedEquation, int, int]] = []
@@ -153,7 +160,7 @@ class _TokenWalk:
         self, seeds: Sequence[tuple[Any, int, OpenedEquation]]
     ) -> tuple[Any, InputError] | None:
         """Follow tokens wherever they go; what cannot be followed, with the reason."""
-        waiting: list[tuple[Any, int, OpenedEquation | None]] = []
+        waiting: list[tuple[Any, int, OpenedEquation]] = []
         for value, dimension, attention in seeds:
             if isinstance(value, Constant) or value in self.own:
                 # An attention may be given what stays in the model's order, as a batch's segments.
@@ -161,7 +168,7 @@ class _TokenWalk:
                     if operand is value:
                         self._take(attention, place, dimension)
             else:
-                waiting.append((value, dimension, None))
+                waiting.append((value, dimension, attention))
         while waiting:
             value, dimension, by = waiting.pop()
             if isinstance(value, Constant) or value in self.own:
@@ -170,9 +177,7 @@ class _TokenWalk:
             if known == dimension:
                 continue
             if known is not None:
-                return value, self._problem(
-                    by, f"has tokens along dimensions {known} and {dimension}"
-                )
+                return value, self._met(by, known, dimension)
             self.dimensions[value] = dimension
             if value in self.makers:
                 found = self._origin(*self.makers[value], dimension)
@@ -188,7 +193,7 @@ class _TokenWalk:
 
     def _origin(
         self, each: OpenedEquation, place: int, dimension: int
-    ) -> list[tuple[Any, int, OpenedEquation | None]] | InputError:
+    ) -> list[tuple[Any, int, OpenedEquation]] | InputError:
         """Where tokens come from that an equation makes."""
         if _attends(each):
             return []
@@ -208,7 +213,7 @@ class _TokenWalk:
 
     def _through(
         self, each: OpenedEquation, place: int, dimension: int
-    ) -> list[tuple[Any, int, OpenedEquation | None]] | InputError:
+    ) -> list[tuple[Any, int, OpenedEquation]] | InputError:
         """Where tokens go that an equation takes."""
         if _attends(each):
             return []
@@ -228,12 +233,12 @@ class _TokenWalk:
         operands: Sequence[Labels],
         results: Sequence[Labels],
         name: int,
-    ) -> list[tuple[Any, int, OpenedEquation | None]] | InputError:
+    ) -> list[tuple[Any, int, OpenedEquation]] | InputError:
         """All that an equation divides as one label, of operands and results."""
         divided = [label for label in itertools.chain(*operands, *results) if label is not None]
         if any(label.name == name and label.scale != 1 for label in divided):
             return self._problem(each, "makes one of several of them, or several of one")
-        found: list[tuple[Any, int, OpenedEquation | None]] = []
+        found: list[tuple[Any, int, OpenedEquation]] = []
         for place, labels in enumerate(operands):
             for dimension in _places(name, labels):
                 operand = each.operands[place]
@@ -261,14 +266,17 @@ class _TokenWalk:
         why = "" if has_rule else "has no sharding rule, so it "
         return self._problem(each, f"{why}goes along them{where}")
 
-    def _problem(self, each: OpenedEquation | None, what: str) -> InputError:
-        name, line = "an attention", ""
-        if each is not None:
-            name = each.name
-            line = f" at {each.line}"
+    def _met(self, each: OpenedEquation, *dimensions: int) -> InputError:
+        """What is wrong where a value would have tokens along two dimensions, as scores have."""
+        first, second = sorted(dimensions)
+        told = f" ({self.unmatched})" if self.unmatched else ""
+        return self._problem(each, f"has tokens along dimensions {first} and {second}{told}")
+
+    def _problem(self, each: OpenedEquation, what: str) -> InputError:
         return InputError(
-            f"loss: {name}{line} {what}: the tokens of a sequence whose context members share are "
-            f"in another order; allowed: what treats each token alone, attentions, and sums"
+            f"loss: {each.name} at {each.line} {what}: the tokens of a sequence whose context "
+            "members share are in another order; allowed: what treats each token alone, "
+            "attentions, and sums"
         )
 
     def found(self, program: Program) -> TokenDimensions:

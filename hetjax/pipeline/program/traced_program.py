@@ -101,6 +101,8 @@ class Program:
         model: fingerprint of the loss as it was written, whose training state is saved under it.
         frozen: the parameters of which a training step leaves something out.
         tokens: where tokens are in the order in which members share them.
+        unmatched: softmaxes between products that may be attention and are not in one equation, as
+            a sentence with their lines and the reasons; empty for none.
     """
 
     avals: tuple[jax.ShapeDtypeStruct, ...]
@@ -117,6 +119,7 @@ class Program:
     aux_tree: Any = None
     frozen: FrozenLeaves = NONE_FROZEN
     tokens: TokenDimensions = NO_TOKENS
+    unmatched: str = ""
 
     @property
     def outputs(self) -> tuple[Operand, ...]:

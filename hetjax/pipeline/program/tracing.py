@@ -93,10 +93,11 @@ def trace(
     check_count(_compat.depends_on(closed, 1)[:split], names)
     written = flatten_jaxpr(closed)
     model = fingerprint_of(names, [written.avals[v] for v in written.inputs[:split]], written.steps)
+    unmatched = ""
     if divides_sequences:
-        matched = match_attention(closed)
+        matched = match_attention(closed, split)
         matched.check()
-        written = flatten_jaxpr(matched.program)
+        written, unmatched = flatten_jaxpr(matched.program), matched.refused
     flat, leaves = with_open_loops(written, split)
     split = len(leaves.places)
     return Program(
@@ -112,4 +113,5 @@ def trace(
         model=model,
         aux=flat.outputs[2:],
         aux_tree=aux_trees[-1] if has_aux else None,
+        unmatched=unmatched,
     )

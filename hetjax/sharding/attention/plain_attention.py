@@ -83,6 +83,11 @@ class PlainAttention:
         return [*(each.variable for each in (self.q, self.k, self.v)), *self._bases]
 
     @property
+    def is_square(self) -> bool:
+        """Whether there are as many queries as keys."""
+        return math.prod(self._sized(self.queries)) == self.sizes[self.keys]
+
+    @property
     def _bases(self) -> list[Any]:
         return [each.base for each in self.segments]
 
