@@ -234,7 +234,22 @@ def scanned(x: Any) -> jax.Array:
     return jax.lax.scan(lambda x, _: (attention(x), None), x, None, 2)[0]
 
 
+def crossing(x: Any) -> jax.Array:
+    other = jnp.ones((2, 5, 2, 4), jnp.float32)
+    return hetjax.attention(x, other, other)
+
+
+def remembering(x: Any) -> jax.Array:
+    memory = jnp.ones((5, 4), jnp.float32)
+    return jax.nn.softmax(x @ memory.T) @ memory
+
+
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "cross attention": (
+        crossing,
+        "loss: the attention at FILE:LINE is not of a sequence to",
+    ),
+    "a memory alone": (remembering, "loss: it has no attention whose context members could share"),
     "no attention": (lambda x: x, "loss: it has no attention whose context members could share"),
     "unknown attention": (capped, "dot_general at FILE:LINE: tanh is between the scores and the"),
     "unlike heads": (unlike, "query_heads of the attention at FILE:LINE is 1, and 2 of the one at"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetjax import _compat
 from hetjax.errors import InputError
 from hetjax.pipeline.program.traced_program import Program, Step
-from hetjax.sharding.attention.equation import attention_of
+from hetjax.sharding.attention.equation import attends_to_itself, attention_of
 from hetjax.sharding.attention.primitive import ATTENTION
 
 STATISTIC_BYTES = 4
@@ -62,7 +62,8 @@ def program_attentions(program: Program) -> tuple[AttentionShape, ...]:
         All of them, in order; they are alike in what a context split divides.
 
     Raises:
-        InputError: two have unlike lengths or heads; the message has their lines.
+        InputError: one is of a sequence to another, or two have unlike lengths or heads; the
+            message has their lines.
     """
     found = tuple(
         _shape_of(program, step, position)
@@ -83,11 +84,18 @@ def program_attentions(program: Program) -> tuple[AttentionShape, ...]:
 
 def _shape_of(program: Program, step: Step, position: int) -> AttentionShape:
     assert step.equation is not None
+    line = _compat.source_line(step.equation)
+    if not attends_to_itself(step.equation):
+        raise InputError(
+            f"loss: the attention at {line} is not of a sequence to itself (cross attention), so "
+            "members cannot share its tokens; allowed: queries and keys of the same tokens, with a "
+            "mask by their own positions"
+        )
     attention = attention_of(step.equation, step.inputs)
     operands = attention.query, attention.key, attention.value
     query, key, value = (program.avals[each] for each in operands)
     return AttentionShape(
-        line=_compat.source_line(step.equation),
+        line=line,
         position=position,
         batch=math.prod(query.shape[:-3]),
         length=query.shape[-3],

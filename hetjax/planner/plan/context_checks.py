@@ -6,8 +6,7 @@ from hetjax import _compat
 from hetjax.errors import InputError
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
-from hetjax.sharding.attention.equation import attention_of
-from hetjax.sharding.attention.mask import TokenSpan
+from hetjax.sharding.attention.equation import attends_to_itself, attention_of
 from hetjax.sharding.attention.primitive import ATTENTION
 
 
@@ -94,9 +93,7 @@ def check_context_for(stage: StagePlan, program: Program, where: str) -> None:
                     f"{where}.shares.context.{field} is {getattr(split, field)}, and the model's "
                     f"attentions have {number}; allowed: {number}"
                 )
-        whole = (TokenSpan(0, split.length),)
-        spans = {attention.query_spans, attention.key_spans}
-        if query.shape[:-2] != key.shape[:-2] or not (attention.mask.is_full or spans == {whole}):
+        if not attends_to_itself(step.equation):
             raise InputError(
                 f"{where}.shares.context: members cannot share the tokens of the attention at "
                 f"{_compat.source_line(step.equation)}, which is not of a sequence to itself; "

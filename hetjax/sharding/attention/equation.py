@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetjax import _compat
-from hetjax.sharding.attention.mask import Mask, Spans
+from hetjax.sharding.attention.mask import Mask, Spans, TokenSpan
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,3 +60,17 @@ def attention_of(equation: _compat.JaxprEqn, operands: Sequence[Any]) -> Attenti
         params["key_spans"],
         first.ndim - 3,
     )
+
+
+def attends_to_itself(equation: _compat.JaxprEqn) -> bool:
+    """Whether an attention is of one sequence to itself, as members that share it need.
+
+    Args:
+        equation: the equation.
+    """
+    avals: list[Any] = [atom.aval for atom in equation.invars]
+    query, key, *_ = avals
+    attention = attention_of(equation, avals)
+    whole = (TokenSpan(0, query.shape[attention.token_dimension]),)
+    spans = {attention.query_spans, attention.key_spans}
+    return query.shape[:-2] == key.shape[:-2] and (attention.mask.is_full or spans == {whole})
