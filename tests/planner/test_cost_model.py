@@ -115,6 +115,22 @@ def test_a_shared_parameter_is_held_once_a_stage():
     assert state[4, 6] == 2 * layer
 
 
+def test_products_of_an_update_are_work_that_no_axis_divides():
+    muon = optax.contrib.muon(1e-3)
+    plain, found = (tied_problem(optimizer) for optimizer in (optax.sgd(0.1, momentum=0.9), muon))
+    for execution in (ONE_DEVICE, replace(ONE_DEVICE, mesh_shape=(2, 1))):
+        adding, multiplying = (
+            estimate(each, each.runs, execution).update_seconds for each in (plain, found)
+        )
+        # Five turns of three products each, of which two are square.
+        flops = 5 * 3 * 2 * 64**3
+        expected = 3 * flops / execution.kind.product_flops(found.dtype)
+        assert multiplying[2, 5] - adding[2, 5] == pytest.approx(expected, rel=1e-4)
+    rates = {execution.subcluster: execution.kind.memory_bandwidth / 2}
+    measured = replace(found, profile=replace(found.profile, updates=rates))
+    assert estimate(measured, measured.runs, execution).update_seconds[2, 5] < 2 * adding[2, 5]
+
+
 def mixed(labels: list[str]) -> optax.GradientTransformation:
     """An optimizer that keeps no state of some parameters, and moments of others."""
     return optax.multi_transform({"plain": optax.sgd(1e-3), "moments": optax.adam(1e-3)}, labels)

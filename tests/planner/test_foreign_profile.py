@@ -20,9 +20,10 @@ from hetjax.errors import DoesNotFitError, InputError
 from hetjax.limits import MAX_MICROBATCHES, MAX_TASKS
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.simulate import stage_clocks
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner import Plan, PlanOptions, simulate
+from hetjax.planner.costs.told_updates import told_moments
 from hetjax.planner.foreign.foreign_costs import ForeignCosts
 from hetjax.planner.foreign.foreign_planner import ForeignFound, ForeignPlanner
 from hetjax.planner.foreign.foreign_profile import (
@@ -316,10 +317,18 @@ def _timed(
             ]
             if not all(figures):
                 continue
-            forward, backward, update = zip(*figures, strict=True)
+            forward, backward, update, exchange = zip(*figures, strict=True)
             crossed = [LINK.seconds(1e5 * size)] * (len(stages) - 1)
             times = StepTimes(forward, backward, crossed, crossed, update)
-            yield simulate_schedule(one_f_one_b(len(stages), count), times).makespan
+            clocks = stage_clocks(one_f_one_b(len(stages), count), times)
+            ends = [clock.end for clock in clocks]
+            told = told_moments(
+                [sum(each) for each in zip(ends, exchange, strict=True)], LINK.latency
+            )
+            yield max(
+                max(end, moment - before) + each
+                for end, moment, before, each in zip(ends, told, exchange, update, strict=True)
+            )
 
 
 def _stage(
@@ -335,7 +344,7 @@ def _stage(
     exchange = 2 * (data - 1) * (1e-5 + count * 4e6 / tensor / data / 1e9)
     held = count * (4e6 + 4e6 + 2.4e7) / tensor / data
     update = TASK_SECONDS + held / (part.kind.memory_bandwidth / 2) + exchange
-    return found.forward_seconds[run].sum(), found.backward_seconds[run].sum(), update
+    return found.forward_seconds[run].sum(), found.backward_seconds[run].sum(), update, exchange
 
 
 @given(

@@ -94,6 +94,7 @@ def predict_context(
         )
         for m, execution in enumerate(union.members)
     )
+    update, exchange = union_update_seconds(problem, run, union)
     first, second = (has_backward * half.seconds for half in halves)
     predicted = StagePrediction.of_members(
         members,
@@ -102,7 +103,8 @@ def predict_context(
         recompute_seconds=0.0 if recompute is None else recompute.seconds,
         input_gradient_seconds=first + has_backward * float(back.max()),
         weight_gradient_seconds=second,
-        update_seconds=float(union_update_seconds(problem, run, union)),
+        update_seconds=float(update),
+        exchange_seconds=float(exchange),
     )
     return with_copies(predicted, problem, run, union)
 

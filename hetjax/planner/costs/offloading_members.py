@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetjax.pipeline.timeline.streamed_update import stream_seconds
-from hetjax.planner.costs.union_cost import UnionExecution, member_exchange_seconds
-from hetjax.planner.costs.update_cost import copies_overlap, update_groups, update_seconds
+from hetjax.planner.costs.union_cost import UnionExecution
+from hetjax.planner.costs.update_cost import copies_overlap, update_groups
 from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution, offloaded_bytes
@@ -75,7 +75,5 @@ def with_copies(
     groups = max(each, key=lambda groups: stream_seconds(groups, overlaps))
     if not groups:
         return found
-    inside = max(float(update_seconds(problem, run, member)[1]) for member in members)
-    exchange = inside + float(member_exchange_seconds(problem, run, union))
-    update = stream_seconds(groups, overlaps) + exchange
+    update = stream_seconds(groups, overlaps) + predicted.exchange_seconds
     return replace(found, update_groups=groups, update_seconds=update)

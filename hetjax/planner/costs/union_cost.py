@@ -66,12 +66,14 @@ class UnionEstimate:
         forward_seconds: the forward pass of one microbatch.
         backward_seconds: its backward pass, recomputation included.
         update_seconds: the optimizer's update, with the exchange.
+        exchange_seconds: of that, the exchanges inside the members and among them.
     """
 
     members: tuple[Estimate, ...]
     forward_seconds: FloatArray
     backward_seconds: FloatArray
     update_seconds: FloatArray
+    exchange_seconds: FloatArray
 
 
 def executions_of(cluster: Cluster, stage: StagePlan) -> tuple[Execution, ...]:
@@ -159,15 +161,19 @@ def estimate_union(problem: PlanningProblem, runs: Runs, union: UnionExecution) 
     """
     each = tuple(estimate(problem, runs, member) for member in union.members)
     forward, backward = move_seconds(problem, runs, union)
+    update, exchange = union_update_seconds(problem, runs, union)
     return UnionEstimate(
         members=each,
         forward_seconds=_slowest(member.forward_seconds for member in each) + forward,
         backward_seconds=_slowest(member.backward_seconds for member in each) + backward,
-        update_seconds=union_update_seconds(problem, runs, union),
+        update_seconds=update,
+        exchange_seconds=exchange,
     )
 
 
-def union_update_seconds(problem: PlanningProblem, runs: Runs, union: UnionExecution) -> FloatArray:
+def union_update_seconds(
+    problem: PlanningProblem, runs: Runs, union: UnionExecution
+) -> tuple[FloatArray, FloatArray]:
     """Estimate what runs of layers do once a step on the members of a stage.
 
     Args:
@@ -176,10 +182,13 @@ def union_update_seconds(problem: PlanningProblem, runs: Runs, union: UnionExecu
         union: where and how.
 
     Returns:
-        Seconds of the update, and of the exchanges inside the members and among them.
+        Seconds of the optimizer's update, and of that the exchanges inside the members and among
+        them.
     """
-    inside = [update_seconds(problem, runs, member)[0] for member in union.members]
-    return _slowest(inside) + member_exchange_seconds(problem, runs, union)
+    inside = [update_seconds(problem, runs, member) for member in union.members]
+    among = member_exchange_seconds(problem, runs, union)
+    updates, exchanges = zip(*inside, strict=True)
+    return _slowest(updates) + among, _slowest(exchanges) + among
 
 
 def move_seconds(

@@ -37,9 +37,10 @@ def update_seconds(
         of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
         once = execution.sharding != "fully_sharded"
         exchange = _exchange_seconds(of.trained, runs, execution) * once
-        computed = TASK_SECONDS + of.updated / rate
+        updating = of.updated / rate + _product_seconds(problem, runs, execution)
+        computed = TASK_SECONDS + updating
         if execution.host_link is not None:
-            computed = _streamed_seconds(problem, runs, execution, of.updated / rate)
+            computed = _streamed_seconds(problem, runs, execution, updating)
         return computed + exchange, exchange
 
     rate = update_rate(problem, execution)
@@ -48,7 +49,26 @@ def update_seconds(
     # Recomputation changes nothing of it.
     way = (execution.mesh_shape, execution.sharding, execution.data_link, problem.optimizer_bytes)
     way = (*way, execution.updates, execution.members, execution.host_link)
+    way = (*way, execution.kind, problem.update_products) if problem.update_products else way
     return runs.once(("update", rate, *way), found)
+
+
+def _product_seconds(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> FloatArray | float:
+    """Seconds of the matrix products of an update, where no measured rate has them in it.
+
+    An optimizer that makes products of a parameter mixes its rows, so no devices divide them.
+    """
+    if not problem.update_products or execution.subcluster in problem.profile.updates:
+        return 0.0
+    kinds, of_parts = runs.kinds
+    sizes = [
+        shape.size if kinds[place].is_updated else 0
+        for shape, place in zip(runs.shapes, of_parts, strict=True)
+    ]
+    flops = problem.update_products * runs.held(np.array(sizes, dtype=float))
+    return flops / execution.kind.product_flops(problem.dtype)
 
 
 def sum_factor(runs: Runs) -> float:
@@ -137,7 +157,8 @@ def update_groups(
     is_updated = [kinds[place].is_updated for place in of_parts]
     sizes = part_state_bytes(*way)[np.array(is_updated, dtype=bool)].tolist()
     updated = float(parameter_bytes(*way).updated)
-    a_byte = updated / float(update_rate(problem, execution)) / max(sum(sizes), 1.0)
+    taken = updated / update_rate(problem, execution) + _product_seconds(problem, runs, execution)
+    a_byte = float(taken) / max(sum(sizes), 1.0)
     groups = [sum(sizes[place] for place in group) for group in state_groups(sizes)]
     return tuple(
         GroupTimes(link.seconds(size), TASK_SECONDS + a_byte * size, link.seconds(size))

@@ -137,6 +137,7 @@ class ForeignCosts:
         """
         found = self.estimate(execution)
         every = found.paced_forward_seconds, found.paced_backward_seconds, found.update_seconds
+        every = *every, found.exchange_seconds
         return StageSeconds(*(np.diagonal(each, length) for each in every))
 
     def kept(self, execution: Execution) -> FloatArray:
@@ -269,7 +270,7 @@ class ForeignCosts:
                 # Whatever a stage makes again of that, it only takes longer.
                 full.add(each.mesh_shape)
             seconds = found.forward_seconds + found.backward_seconds
-            seconds = seconds + found.exchange_seconds / num_microbatches * is_later
+            seconds = seconds + found.update_seconds / num_microbatches * is_later
             seconds = np.where(limits > 0, np.round(seconds, 9), np.inf)
             kept.append((each, seconds, limits, found.update_seconds[0]))
         runs = np.zeros((size, size), dtype=np.int64)

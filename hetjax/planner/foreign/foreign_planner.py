@@ -336,6 +336,7 @@ class _CountSearch:
             input_gradient_seconds=backward,
             weight_gradient_seconds=0.0,
             update_seconds=float(found.update_seconds[run]),
+            exchange_seconds=float(found.exchange_seconds[run]),
             communication_seconds=0.0,
             return_seconds=0.0,
             state_bytes=int(found.state_bytes[run]),

@@ -18,6 +18,7 @@ from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.costs.crossing_ends import End, is_in_one_node, transfer_link
 from hetjax.planner.costs.exchange_cost import ExchangedBytes, exchange_seconds
 from hetjax.planner.costs.network_cards import with_shared_cards
+from hetjax.planner.costs.told_updates import told_latency, told_moments
 from hetjax.planner.costs.union_cost import UnionExecution, estimate_union
 from hetjax.planner.harp.candidate_plans import candidate_ends, slice_of
 from hetjax.planner.harp.fixed_pace import Place
@@ -38,11 +39,13 @@ class StageSeconds(NamedTuple):
             activations.
         backward: its backward pass, likewise.
         update: what is done once a step.
+        exchange: of that, what devices of the stage exchange.
     """
 
     forward: FloatArray
     backward: FloatArray
     update: FloatArray
+    exchange: FloatArray
 
 
 Tied = tuple[NDArray[np.bool_], ExchangedBytes]
@@ -97,11 +100,17 @@ class CandidateClock:
             if isinstance(execution, UnionExecution):
                 union = estimate_union(problem, of_runs, execution)
                 return StageSeconds(
-                    union.forward_seconds, union.backward_seconds, union.update_seconds
+                    union.forward_seconds,
+                    union.backward_seconds,
+                    union.update_seconds,
+                    union.exchange_seconds,
                 )
             each = estimate(problem, of_runs, execution)
             return StageSeconds(
-                each.paced_forward_seconds, each.paced_backward_seconds, each.update_seconds
+                each.paced_forward_seconds,
+                each.paced_backward_seconds,
+                each.update_seconds,
+                each.exchange_seconds,
             )
 
         return cls(table, problem.cluster, problem.lost, estimate_in, tied)
@@ -113,9 +122,19 @@ class CandidateClock:
         ends = warm_up_ends(candidate.warm_up_counts, self._table.num_microbatches, times)
         sharing = self.sharing(candidate.places, stages)
         together = max((end for end, own in zip(ends, sharing, strict=True) if own), default=0.0)
+        starts = [together + own if own else end for end, own in zip(ends, sharing, strict=True)]
+        exchanges = [
+            self._stage_seconds(place, option)[3]
+            for place, option in zip(candidate.places, candidate.options, strict=True)
+        ]
+        summed = [start + each for start, each in zip(starts, exchanges, strict=True)]
+        latency = told_latency(self._cluster, [[submesh for submesh, _ in end] for end in stages])
+        told = told_moments(summed, latency)
         return max(
-            (together + own if own else end) + update
-            for end, own, update in zip(ends, sharing, times.update, strict=True)
+            (max(start, moment - exchange) if update else start) + update
+            for start, moment, exchange, update in zip(
+                starts, told, exchanges, times.update, strict=True
+            )
         )
 
     def times(self, candidate: Candidate, stages: Sequence[End]) -> StepTimes:
@@ -135,8 +154,8 @@ class CandidateClock:
         ]
         slower = [self._slowness(a, b) for a, b in itertools.pairwise(stages)]
         times = StepTimes(
-            forward=[forward for forward, _, _ in estimates],
-            backward=[backward for _, backward, _ in estimates],
+            forward=[forward for forward, *_ in estimates],
+            backward=[backward for _, backward, *_ in estimates],
             sends=[
                 _slowed(float(transfers.forward[layer]), by)
                 for (transfers, layer), by in zip(crossings, slower, strict=True)
@@ -145,7 +164,7 @@ class CandidateClock:
                 _slowed(float(transfers.backward[layer]), by)
                 for (transfers, layer), by in zip(crossings, slower, strict=True)
             ],
-            update=[update for _, _, update in estimates],
+            update=[update for _, _, update, _ in estimates],
         )
         return with_shared_cards(times, self._cluster, stages)
 
@@ -164,14 +183,14 @@ class CandidateClock:
         own = transfer_link(self._cluster, sender, receiver)
         return whole.latency, whole.bandwidth / own.bandwidth
 
-    def _stage_seconds(self, place: Place, option: int) -> tuple[float, float, float]:
+    def _stage_seconds(self, place: Place, option: int) -> tuple[float, float, float, float]:
         """What a stage takes in one way to run it: see `StageSeconds`."""
         cut, (first, end) = slice_of(self._table, place), place.layers
         key = place.subcluster, cut.shape, option, end - first
         if key not in self._estimates:
             self._estimates[key] = self._estimate_in(cut.options[option], end - first)
-        forward, backward, update = self._estimates[key]
-        return float(forward[first]), float(backward[first]), float(update[first])
+        forward, backward, update, exchange = (float(each[first]) for each in self._estimates[key])
+        return forward, backward, update, exchange
 
     def sharing(self, places: Sequence[Place], stages: Sequence[End]) -> Sequence[float]:
         """How long each stage exchanges parameters that layers of several stages use.

@@ -36,7 +36,8 @@ class StageOption(Generic[Option_co]):
         option: how they run.
         limits: how many live microbatches fit; 0 where the stage does not fit at all.
         seconds: forward plus backward pass of one microbatch, and in all but a pipeline's first
-            stage its share of the exchange of gradients; infinite where the stage does not fit.
+            stage its share of what is done once a step, which hides behind no other stage; infinite
+            where the stage does not fit.
         closing: what the first stage does once a step, of the runs from the first layer on.
     """
 
@@ -163,14 +164,13 @@ def _stage_option(
     """What the runs that fit take with an option."""
     assert runs.listed is not None, "they are in a list"
     is_first = runs.listed[0] == 0
-    update, exchange = update_seconds(problem, runs, option)
+    update, _ = update_seconds(problem, runs, option)
     seconds = np.full(limits.shape, np.inf)
     fits = np.flatnonzero(limits)
     if len(fits):
         each = estimate(problem, runs, option)
         taken = each.paced_forward_seconds[fits] + each.paced_backward_seconds[fits]
-        if option.mesh_shape[0] > 1:
-            taken += exchange[fits] / problem.num_microbatches * ~is_first[fits]
+        taken += update[fits] / problem.num_microbatches * ~is_first[fits]
         # To the nanosecond, so that stages that are alike share one cost.
         seconds[fits] = np.round(taken, 9)
     return StageOption(option, limits, seconds, update[is_first])

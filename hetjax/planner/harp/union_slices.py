@@ -24,10 +24,8 @@ from hetjax.planner.costs.union_cost import (
     UnionExecution,
     estimate_union,
     executions_of,
-    member_exchange_seconds,
     union_execution,
 )
-from hetjax.planner.costs.update_cost import update_seconds
 from hetjax.planner.harp.many_subclusters import MOST_GROUPS, few_groupings
 from hetjax.planner.harp.member_shares import MemberRate, best_shares
 from hetjax.planner.harp.stage_options import StageOption, live_limits
@@ -341,8 +339,7 @@ def _union_option(
     limits = np.min([live_limits(problem, runs, each, 1.0) for each in union.members], axis=0)
     found = estimate_union(problem, runs, union)
     seconds = found.forward_seconds + found.backward_seconds
-    inside = np.max([update_seconds(problem, runs, each)[1] for each in union.members], axis=0)
-    exchange = inside + member_exchange_seconds(problem, runs, union)
-    seconds = np.round(seconds + exchange / problem.num_microbatches * ~is_first, 9)
+    updating = found.update_seconds / problem.num_microbatches * ~is_first
+    seconds = np.round(seconds + updating, 9)
     seconds[limits == 0] = np.inf
     return StageOption(union, limits, seconds, found.update_seconds[is_first])

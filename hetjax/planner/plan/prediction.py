@@ -64,6 +64,8 @@ class StagePrediction:
         input_gradient_seconds: the first half of a split backward pass.
         weight_gradient_seconds: its second half.
         update_seconds: the optimizer's update, once a step.
+        exchange_seconds: of that, what its devices exchange of their gradients and new parameters,
+            for which they wait for no other stage.
         sharing_seconds: exchanging what other stages hold too, before it: gradients of parameters
             that are used in several stages or held by several pipelines, and their new values.
         communication_seconds: sending one microbatch's activations to the next stage (Harp's c_i).
@@ -109,6 +111,7 @@ class StagePrediction:
     memory_limit_bytes: int
     bubble: float
     sharing_seconds: float = 0.0
+    exchange_seconds: Annotated[float, LEFT_OUT_EMPTY] = 0.0
     update_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
     host_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
     host_limit_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
@@ -131,6 +134,7 @@ class StagePrediction:
         input_gradient_seconds: float,
         weight_gradient_seconds: float,
         update_seconds: float,
+        exchange_seconds: float = 0.0,
     ) -> StagePrediction:
         """A stage of these members, before what it sends and what its devices hold are known.
 
@@ -142,6 +146,7 @@ class StagePrediction:
             input_gradient_seconds: as there.
             weight_gradient_seconds: as there.
             update_seconds: as there.
+            exchange_seconds: as there.
 
         Returns:
             The prediction; what is not yet known of it is 0.
@@ -153,6 +158,7 @@ class StagePrediction:
             input_gradient_seconds=input_gradient_seconds,
             weight_gradient_seconds=weight_gradient_seconds,
             update_seconds=update_seconds,
+            exchange_seconds=exchange_seconds,
             communication_seconds=0.0,
             return_seconds=0.0,
             state_bytes=0,

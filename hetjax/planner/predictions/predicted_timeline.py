@@ -12,7 +12,7 @@ from hetjax.pipeline.timeline.timeline import Event, Timeline, host_track, stage
 from hetjax.planner.plan.plan import Plan, as_plan
 from hetjax.planner.plan.prediction import StagePrediction, times_of
 from hetjax.planner.predictions.member_timeline import by_members
-from hetjax.planner.predictions.step_prediction import not_before
+from hetjax.planner.predictions.step_prediction import task_clocks, update_spans
 
 
 def simulate(plan: Plan | str | os.PathLike[str]) -> Timeline:
@@ -56,8 +56,15 @@ def stage_timeline(plan: Plan) -> Timeline:
         for s, stage in enumerate(prediction.stages)
         if stage.sharing_seconds > 0
     }
-    leads = {stage_track(stage): lead for stage, lead in plan.leads.items()}
-    events = list(_with_sharing(events, sharing, leads)) if sharing else events
+    events += _shared(events, sharing)
+    spans = update_spans(plan, task_clocks(plan))
+    updates = {stage_track(s): span for s, span in enumerate(spans)}
+    events = [
+        replace(event, start=updates[event.track][0], end=updates[event.track][1])
+        if event.kind == "update"
+        else event
+        for event in events
+    ]
     groups = {stage_track(s): (s, stage) for s, stage in enumerate(prediction.stages)}
     return Timeline(tuple(_with_groups(events, groups)))
 
@@ -87,20 +94,9 @@ def _with_groups(
             )
 
 
-def _with_sharing(
-    events: Sequence[Event], sharing: Mapping[str, float], leads: Mapping[str, int]
-) -> Iterator[Event]:
-    """Events in which stages exchange what several hold, once all of these have computed."""
+def _shared(events: Sequence[Event], sharing: Mapping[str, float]) -> Iterator[Event]:
+    """Events of stages that exchange what several hold, once all of these have computed."""
     computed = [each for each in events if each.track in sharing and each.kind != "update"]
-    begin = max(event.end for event in computed)
+    begin = max((event.end for event in computed), default=0.0)
     for track, seconds in sharing.items():
         yield Event(track, "share", "share", None, begin, begin + seconds)
-    free: dict[int, float] = {}
-    for event in events:
-        if event.kind != "update":
-            yield event
-            continue
-        lead, shared = leads[event.track], sharing.get(event.track)
-        moment = max(free.get(lead, 0.0), 0.0 if shared is None else begin + shared)
-        start, free[lead] = not_before((event.start, event.end), moment)
-        yield replace(event, start=start, end=free[lead])

@@ -126,6 +126,7 @@ def _of_one_member(
         input_gradient_seconds=halves.input_gradient_seconds,
         weight_gradient_seconds=halves.weight_gradient_seconds,
         update_seconds=streamed if groups else float(whole.update_seconds),
+        exchange_seconds=float(whole.exchange_seconds),
         communication_seconds=0.0,
         return_seconds=0.0,
         state_bytes=int(whole.state_bytes),
@@ -187,6 +188,7 @@ def _of_members(
         input_gradient_seconds=inputs,
         weight_gradient_seconds=max(each.weight_gradient_seconds for each in halves),
         update_seconds=float(whole.update_seconds),
+        exchange_seconds=float(whole.exchange_seconds),
     )
     return with_copies(predicted, problem, run, union)
 

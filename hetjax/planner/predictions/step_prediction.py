@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hetjax.pipeline.timeline.lower_bound import lower_bound
 from hetjax.pipeline.timeline.simulate import StageClock, stage_clocks
+from hetjax.planner.costs.told_updates import told_latency, told_moments
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import Prediction, StagePrediction, times_of
 from hetjax.planner.plan.stage_plan import PipelinePlan
@@ -39,26 +40,69 @@ def with_schedules(plan: Plan) -> Plan:
 
 def _clocks(plan: Plan) -> tuple[StageClock, ...]:
     """What `simulate` tells of each stage, to the bit: its tasks and its update, and their end."""
-    prediction = plan.predicted
-    clocks = [
+    clocks = task_clocks(plan)
+    spans = update_spans(plan, clocks)
+    return tuple(
+        StageClock((*clock.durations, end - start), end)
+        for clock, (start, end) in zip(clocks, spans, strict=True)
+    )
+
+
+def task_clocks(plan: Plan) -> list[StageClock]:
+    """What the schedules of a plan say of each of its stages, but for its update.
+
+    Args:
+        plan: a plan with a prediction.
+    """
+    return [
         clock
         for _, pipeline, held in plan.predicted_pipelines()
         for clock in stage_clocks(pipeline.schedule, times_of(held))
     ]
-    sharing = [stage.sharing_seconds for stage in prediction.stages]
+
+
+def update_spans(plan: Plan, clocks: Sequence[StageClock]) -> list[tuple[float, float]]:
+    """When each stage updates its parameters.
+
+    It has exchanged what other stages hold too, its devices are done with the update of another
+    stage, and it is told in time what all stages tell.
+
+    Args:
+        plan: a plan with a prediction.
+        clocks: what its schedules say of its stages.
+
+    Returns:
+        The start and the end of each update, in seconds.
+    """
+    stages = plan.predicted.stages
     # Stages exchange what several hold, once all of these have computed.
-    begin = max((c.end for c, each in zip(clocks, sharing, strict=True) if each > 0), default=0.0)
-    found: dict[int, StageClock] = {}
+    shares = [c.end for c, each in zip(clocks, stages, strict=True) if each.sharing_seconds > 0]
+    begin = max(shares, default=0.0)
+    starts = [0.0] * len(stages)
+    awaited = [begin + each.sharing_seconds if each.sharing_seconds > 0 else 0.0 for each in stages]
     for group in plan.sharing:
-        start, free = clocks[group[0]].end, 0.0
+        start = clocks[group[0]].end
         for stage in group:
-            seconds = prediction.stages[stage].update_seconds
-            span = start, start + seconds
-            shared = begin + sharing[stage] if sharing[stage] > 0 else 0.0
-            start += seconds
-            first, free = not_before(span, max(free, shared))
-            found[stage] = StageClock((*clocks[stage].durations, free - first), free)
-    return tuple(found[stage] for stage in range(len(clocks)))
+            starts[stage] = start
+            start += stages[stage].update_seconds
+    summed = [
+        max(start, moment) + each.exchange_seconds
+        for start, moment, each in zip(starts, awaited, stages, strict=True)
+    ]
+    told = told_moments(
+        summed, told_latency(plan.cluster, [each.submeshes for each in plan.stages])
+    )
+    spans = [(start, start) for start in starts]
+    for group in plan.sharing:
+        free = 0.0
+        for stage in group:
+            each, start = stages[stage], starts[stage]
+            moment = max(free, awaited[stage])
+            if each.update_seconds > 0:
+                moment = max(moment, told[stage] - each.exchange_seconds)
+            spans[stage] = not_before((start, start + each.update_seconds), moment)
+            free = spans[stage][1]
+    return spans
 
 
 def not_before(span: tuple[float, float], moment: float) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.update.mixed_rows import mixed_rows
 from hetjax.pipeline.update.unchanged_leaves import frozen_leaves, with_frozen_leaves
 from hetjax.pipeline.update.update_digest import update_digest
+from hetjax.pipeline.update.update_products import update_products
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prices import node_prices
@@ -58,6 +59,8 @@ class PlanningProblem:
         dtype: the dtype that most of the matrix products' FLOPs run in.
         optimizer_bytes: bytes of optimizer state for each element of the parameters that are
             updated, on average; how many times as much some of them have, the program knows.
+        update_products: FLOPs of matrix products in the optimizer's update, for each of these
+            elements.
         find_update_digest: finds `update_digest` once, for all copies of the problem: only profiles
             ask for it, and it takes a while for hundreds of leaves.
         options: what a plan may be, and what it makes least.
@@ -84,6 +87,7 @@ class PlanningProblem:
     dtype: str
     optimizer_bytes: float
     find_update_digest: Callable[[], str] = field(repr=False)
+    update_products: float = 0.0
     options: PlanOptions = DEFAULTS
     sections: tuple[LayeredSection, ...] = ()
     known: Known = field(default_factory=Known, repr=False)
@@ -227,6 +231,7 @@ def make_problem(
         cluster=cluster,
         num_microbatches=num_microbatches,
         optimizer_bytes=optimizer_bytes(optimizer, parameters),
+        update_products=update_products(optimizer, parameters),
         find_update_digest=functools.cache(lambda: update_digest(optimizer, parameters)),
         options=options,
         together=together,
