@@ -1,6 +1,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -99,6 +100,60 @@ def test_a_source_may_use_its_arrays_again():
         expected = Source().batch(100 + index, SIZE)
         np.testing.assert_array_equal(tokens, expected["tokens"])
         np.testing.assert_array_equal(weights, expected["weights"])
+
+
+class Held(Source):
+    """Reads on when it is released; tells how many are in it at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = self.most = 0
+        self.release = threading.Event()
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+        with self.changed:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            self.changed.notify_all()
+        assert self.release.wait(30)
+        batch = super().batch(step, batch_size, rows)
+        with self.changed:
+            self.inside -= 1
+        return batch
+
+
+@pytest.mark.parametrize("is_the_same", [True, False], ids=["one reader", "two readers"])
+def test_a_source_is_asked_for_one_batch_at_a_time(is_the_same: bool):
+    source = Held()
+    with (
+        contextlib.closing(BatchReader(source, SIZE, SHAPES, 300.0)) as reader,
+        contextlib.closing(BatchReader(source, SIZE, SHAPES, 300.0)) as another,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        first = threads.submit(reader.training(0), 0, SIZE)
+        with source.changed:
+            assert source.changed.wait_for(lambda: source.inside == 1, timeout=30)
+        second = threads.submit(lambda: (reader if is_the_same else another).held_out(0)(0, SIZE))
+        with source.changed:
+            assert not source.changed.wait_for(lambda: source.inside == 2, timeout=0.1)
+        source.release.set()
+        for rows, step in ((first, 0), (second, 100)):
+            np.testing.assert_array_equal(rows.result()[0], Source().batch(step, SIZE)["tokens"])
+    assert source.most == 1
+
+
+def test_held_out_batches_do_not_wait_for_ever_for_a_source_that_hangs():
+    source = Held()
+    with (
+        contextlib.closing(BatchReader(source, SIZE, SHAPES, 0.1)) as reader,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        threads.submit(reader.training(0), 0, SIZE)
+        with source.changed:
+            assert source.changed.wait_for(lambda: source.inside == 1, timeout=30)
+        with pytest.raises(InputError, match=r"source: held-out batches were not .* within 0.09 s"):
+            reader.held_out(0)
+        source.release.set()
 
 
 def test_the_next_step_is_read_ahead_and_only_once(source: Source, reader: BatchReader):

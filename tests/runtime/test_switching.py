@@ -1,5 +1,6 @@
 """A training state moves from any plan to any other, in memory, with every bit."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -67,6 +68,31 @@ def test_coming_back_to_a_plan_compiles_nothing():
             trainer.switch(plans[0])
             trainer.train_step(batch)
         assert not counter.seen
+
+
+class Noting:
+    """Tells which threads read training batches."""
+
+    def __init__(self):
+        self.threads: set[int] = set()
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+        self.threads.add(threading.get_ident())
+        return jax.tree.map(lambda leaf: leaf[rows or slice(None)], make_batch(batch_size, step))
+
+    def held_out_batches(self, batch_size: int) -> list[Any]:
+        return []
+
+
+def test_whatever_the_plan_a_source_is_read_in_one_thread():
+    rng, model, source = Random(1), Model(("dense",)), Noting()
+    plans = [random_plan(rng, model, batches) for batches in BATCHES[:2]]
+    batch = make_batch(24)
+    with Trainer(plans[0], model.loss, model.init(), OPTIMIZER, batch, source=source) as trainer:
+        for plan in (*plans, plans[0]):
+            trainer.switch(plan)
+            trainer.train_step()
+    assert len(source.threads) == 1
 
 
 def test_only_the_last_plans_that_were_left_stay_compiled():

@@ -160,6 +160,8 @@ class LocalExecutor:
             other.is_cut_off = False
             raise
         other.is_cut_off = False
+        # What reads goes with the state: a source is read in one thread, whatever the plan.
+        self._reader, other._reader = other._reader, self._reader
         return plan
 
     @property

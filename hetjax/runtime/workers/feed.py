@@ -8,9 +8,11 @@ one that it has seen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +32,11 @@ class BatchSource(Protocol):
     """Batches as a pure function of their number, so that to resume is to remember a number.
 
     `hetjax.data.DataSet` and `hetjax.data.ImageSet` are such. On Ray they are sent to every worker,
-    so they must be picklable. What they return is copied, so they may use their arrays again: each
-    worker reads training batches in one thread, the next step's rows while this step computes, and
-    held-out batches in another. One that is a `FingerprintedSource` too is recognized when a run
-    resumes.
+    so they must be picklable. In a process a source is asked for one batch at a time, by however
+    many trainers, and what it returns is copied before it is asked again, so it may use its arrays
+    again. Each trainer, or worker on Ray, reads training batches in one thread, the next step's
+    rows while this step computes, and held-out batches in the one that evaluates. One that is a
+    `FingerprintedSource` too is recognized when a run resumes.
     """
 
     def batch(self, step: int, batch_size: int, rows: slice | None = None) -> PyTree[np.ndarray]:
@@ -56,6 +59,17 @@ class FingerprintedSource(Protocol):
     def fingerprint(self) -> Mapping[str, str | int | float | bool]:
         """What tells the stream of examples from others, by name: contents, seed, and so on."""
         ...
+
+
+_TURNS: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
+"""For each source that is read here, by its id, what its readers have in turn, and keep alive."""
+
+_TURNS_LOCK = threading.Lock()
+
+
+def _turn_of(source: BatchSource) -> threading.Lock:
+    with _TURNS_LOCK:
+        return _TURNS.setdefault(id(source), threading.Lock())
 
 
 class BatchReader:
@@ -84,6 +98,7 @@ class BatchReader:
         self._ahead: dict[tuple[int, int, int], Future[list[np.ndarray]]] = {}
         self._held_out: Sequence[PyTree] | None = None
         self._lock = threading.Lock()
+        self._turn = _turn_of(source)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read")
 
     def training(self, first_example: int) -> Feed:
@@ -118,20 +133,23 @@ class BatchReader:
             for span in spans:
                 self._submit(first_example + self._batch_size, *span)
         for reading, (first, end) in zip(readings, spans, strict=True):
-            self._wait(reading, first_example + first, first_example + end)
+            self._wait(
+                lambda seconds, reading=reading: bool(wait([reading], seconds).done),
+                f"examples {first_example + first} to {first_example + end - 1}",
+            )
         return [reading.result() for reading in readings]
 
-    def _wait(self, reading: Future[Any], first: int, end: int) -> None:
+    def _wait(self, comes: Callable[[float], bool], what: str) -> None:
+        """Wait for what the source has to do first: `comes` waits some seconds, and tells."""
         awaited = Awaited(self._seconds, self._say, hint="")
         silent = min(awaited.silence, self._seconds)
-        wait([reading], silent)
-        if not reading.done():
-            awaited.tell(f"the source to read examples {first} to {end - 1}")
-            wait([reading], self._seconds - silent)
-        if not reading.done():
+        if comes(silent):
+            return
+        awaited.tell(f"the source to read {what}")
+        if not comes(self._seconds - silent):
             raise InputError(
-                f"source: examples {first} to {end - 1} were not read within {self._seconds:g} s; "
-                f"a source that takes longer needs a larger deadline"
+                f"source: {what} were not read within {self._seconds:g} s; a source that takes "
+                f"longer needs a larger deadline"
             )
 
     def _submit(self, first_example: int, first: int, end: int) -> Future[list[np.ndarray]]:
@@ -154,11 +172,12 @@ class BatchReader:
         while example < end:
             step, row = divmod(example, self._batch_size)
             stop = min(self._batch_size, row + end - example)
-            batch = self._batch(step, slice(row, stop))
-            read = _checked(batch, self._names, self._shapes, stop - row, "the source's ")
             place = slice(example - first, example - first + stop - row)
-            for mine, given in zip(rows, read, strict=True):
-                mine[place] = given
+            with self._turn:
+                batch = self._batch(step, slice(row, stop))
+                read = _checked(batch, self._names, self._shapes, stop - row, "the source's ")
+                for mine, given in zip(rows, read, strict=True):
+                    mine[place] = given
             example += stop - row
         return rows
 
@@ -172,16 +191,37 @@ class BatchReader:
             ) from error
 
     def held_out(self, index: int) -> Feed:
-        """A feed of a held-out batch's rows."""
-        batch = self._held_out_batches()[index]
-        read = _checked(batch, self._names, self._shapes, self._batch_size, "held-out ")
-        kept = [np.array(leaf, shape.dtype) for leaf, shape in zip(read, self._shapes, strict=True)]
+        """A feed of a held-out batch's rows.
+
+        Args:
+            index: which batch.
+
+        Returns:
+            The feed.
+
+        Raises:
+            InputError: the batch is not as planned, or the source is still reading something else.
+        """
+        with self._held_out_turn():
+            batch = self._held_out_batches()[index]
+            read = _checked(batch, self._names, self._shapes, self._batch_size, "held-out ")
+            kept = [np.array(leaf, x.dtype) for leaf, x in zip(read, self._shapes, strict=True)]
         return lambda first, end: [leaf[first:end] for leaf in kept]
 
     @property
     def num_held_out(self) -> int:
         """How many held-out batches there are."""
-        return len(self._held_out_batches())
+        with self._held_out_turn():
+            return len(self._held_out_batches())
+
+    @contextmanager
+    def _held_out_turn(self) -> Iterator[None]:
+        """The source's turn to read held-out batches, which may take long once it has come."""
+        self._wait(lambda seconds: self._turn.acquire(timeout=seconds), "held-out batches")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _held_out_batches(self) -> Sequence[PyTree]:
         if self._held_out is None:
