@@ -50,16 +50,28 @@ from hetjax.sharding.resolution.switch_transfers import SwitchPlan
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
+_CLOSED = "the trainer is closed; make another one to train on"
+
 
 def _one_at_a_time(
     method: Callable[Concatenate[Trainer, _Params], _Result],
 ) -> Callable[Concatenate[Trainer, _Params], _Result]:
-    """A method that waits until the trainer's other threads have left theirs."""
+    """A method that waits until the trainer's other threads have left theirs.
+
+    Where one of them closes the trainer meanwhile, that is what it raises.
+    """
 
     @functools.wraps(method)
     def alone(trainer: Trainer, *args: _Params.args, **options: _Params.kwargs) -> _Result:
         with trainer._lock:
-            return method(trainer, *args, **options)
+            try:
+                return method(trainer, *args, **options)
+            except (InputError, SaveError):
+                raise
+            except Exception as error:
+                if trainer._closed:
+                    raise InputError(_CLOSED) from error
+                raise
 
     return alone
 
@@ -613,7 +625,7 @@ class Trainer:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InputError("the trainer is closed; make another one to train on")
+            raise InputError(_CLOSED)
 
 
 def _check_values(parameters: PyTree | Callable[[], PyTree]) -> None:

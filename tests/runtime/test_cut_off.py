@@ -7,7 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from ray_jobs import (
     BATCH,
     LENGTH,
+    MICROBATCHES,
     VOCABULARY,
     make_plan,
     make_plan_of_two_passes,
@@ -228,6 +230,58 @@ def test_what_could_not_be_read_ahead_is_read_again():
     (expected,) = DATA.batch(1, BATCH).values()
     assert np.array_equal(found, expected)
     reader.close()
+
+
+def plan_of_one_stage() -> Plan:
+    plan = make_plan()
+    stage = replace(plan.stages[0], layers=(0, 1))
+    pipeline = replace(plan.pipeline, stages=(stage,), schedule=gpipe(1, MICROBATCHES))
+    return replace(plan, layers=(0, plan.layers[-1]), pipelines=(pipeline,))
+
+
+@pytest.mark.parametrize("plan", [plan_of_one_stage(), make_plan()], ids=["one stage", "two"])
+def test_who_closes_a_trainer_ends_what_other_threads_do(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+):
+    compute, running, release = InstructionRun.compute, threading.Event(), threading.Event()
+
+    def late(self: Any, instruction: Any) -> None:
+        running.set()
+        assert release.wait(30)
+        compute(self, instruction)
+
+    def trained(trainer: Trainer) -> None:
+        while True:
+            trainer.train_step()
+
+    with make(DATA, plan=plan) as trainer, ThreadPoolExecutor(2) as threads:
+        monkeypatch.setattr(InstructionRun, "compute", late)
+        steps = threads.submit(trained, trainer)
+        assert running.wait(30)
+        closing = threads.submit(trainer.close)
+        assert not wait([closing], 0.1).done
+        release.set()
+        closing.result()
+        with pytest.raises(InputError, match="the trainer is closed; make another one"):
+            steps.result()
+
+
+@pytest.mark.parametrize("plan", [plan_of_one_stage(), make_plan()], ids=["one stage", "two"])
+def test_who_waits_for_the_source_is_told_that_the_trainer_is_closed(plan: Plan):
+    reading, release = threading.Event(), threading.Event()
+
+    def late(batch: Any) -> Any:
+        reading.set()
+        assert release.wait(30)
+        return batch
+
+    with make(Changed(late), plan=plan) as trainer, ThreadPoolExecutor(1) as threads:
+        step = threads.submit(trainer.train_step)
+        assert reading.wait(30)
+        trainer.close()
+        release.set()
+        with pytest.raises(InputError, match="the trainer is closed; make another one"):
+            step.result()
 
 
 @pytest.mark.parametrize("readings", [0, 1], ids=["at once", "in its midst"])

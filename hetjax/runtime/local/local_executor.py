@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -63,6 +64,7 @@ class LocalExecutor:
         self._job, self._placement = job, placement
         self.is_cut_off = False
         self._running: list[Future[Any]] = []
+        self._alone = threading.RLock()
         members = [
             (stage, place, member)
             for stage, each in enumerate(placement.plan.stages)
@@ -288,11 +290,14 @@ class LocalExecutor:
             saver.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self.transport.close()
-        self._forget()
+        with self._alone:
+            self._forget()
 
     def _all(self, call: Callable[[DeviceWorkers], Result]) -> list[Result]:
         if len(self._device_workers) == 1:
-            return [call(self._device_workers[0])]
+            # In the caller's thread, which may close the executor from within.
+            with self._alone:
+                return [call(self._device_workers[0])]
 
         def run(workers: DeviceWorkers) -> Result:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
@@ -133,10 +133,8 @@ class BatchReader:
             for span in spans:
                 self._submit(first_example + self._batch_size, *span)
         for reading, (first, end) in zip(readings, spans, strict=True):
-            self._wait(
-                lambda seconds, reading=reading: bool(wait([reading], seconds).done),
-                f"examples {first_example + first} to {first_example + end - 1}",
-            )
+            examples = f"examples {first_example + first} to {first_example + end - 1}"
+            self._wait(_end_of(reading).wait, examples)
         return [reading.result() for reading in readings]
 
     def _wait(self, comes: Callable[[float], bool], what: str) -> None:
@@ -236,6 +234,13 @@ class BatchReader:
     def close(self) -> None:
         """End the reading thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _end_of(reading: Future[Any]) -> threading.Event:
+    """Is set when a reading has ended, or `close` has cancelled it: `wait` misses the latter."""
+    end = threading.Event()
+    reading.add_done_callback(lambda _: end.set())
+    return end
 
 
 def feed_of(batch: PyTree, shapes: PyTree, batch_size: int) -> Feed:
