@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from jaxtyping import PyTree
 
-from hetjax.errors import check_count
+from hetjax.errors import InputError, check_count, shown
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.measured_times import measured_times, measuring_schedules
 from hetjax.pipeline.timeline.timeline import Timeline
@@ -66,9 +66,11 @@ def measuring(
         The times.
 
     Raises:
-        InputError: `rounds` is no whole number of 1 or more.
+        InputError: `rounds` is no whole number of 1 or more, or `known` are no times.
     """
     check_count("rounds", rounds)
+    if known is not None and not isinstance(known, StepTimes):
+        raise InputError(f"known is {shown(known)}; give what measure() has returned, or None")
     plan = trainer.plan
     own = plan.pipeline.schedule
     steps = []

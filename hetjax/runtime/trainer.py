@@ -19,7 +19,7 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.collecting import seldom_collected
-from hetjax.errors import InputError, SaveError, check_count, shown
+from hetjax.errors import InputError, SaveError, check_count, check_flag, shown
 from hetjax.pipeline.program.loss import abstract, check_examples, path_names
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Timeline
@@ -136,7 +136,7 @@ class Trainer:
     ):
         plan = as_plan(plan)
         if workdir is not None:
-            check_path(workdir, "workdir")
+            _check_workdir(workdir)
         runtime = LocalOptions() if runtime is None else runtime
         if not isinstance(runtime, LocalOptions | RayOptions):
             raise InputError(
@@ -221,6 +221,7 @@ class Trainer:
                 that were not resumed from, or a step before was cut off.
             WorkerLostError: a worker died or stopped answering.
         """
+        check_flag("timed", timed)
         if self._checkpoints is not None:
             self._checkpoints.check_ours()
         self._start()
@@ -303,6 +304,10 @@ class Trainer:
 
         Returns:
             The times, which `hetjax.planner.choose_schedule` and `reschedule` take.
+
+        Raises:
+            InputError: `rounds` is no whole number of 1 or more, `known` are no times, or as
+                `train_step` does.
         """
         steps = measuring(self, batch, rounds=rounds, known=known)
         while True:
@@ -626,6 +631,13 @@ class Trainer:
     def _check_open(self) -> None:
         if self._closed:
             raise InputError(_CLOSED)
+
+
+def _check_workdir(workdir: object) -> None:
+    """Check that there could be such a folder."""
+    if not isinstance(workdir, str | os.PathLike):
+        raise InputError(f"workdir is {shown(workdir)}; give the path of a folder, or None")
+    check_path(workdir, "workdir")
 
 
 def _check_values(parameters: PyTree | Callable[[], PyTree]) -> None:

@@ -269,6 +269,19 @@ def test_measuring_gives_times_of_whole_and_split_passes_and_trains(trainer: Tra
     assert min(*times.forward, *times.backward, *times.update) > 0
 
 
+def test_what_is_no_flag_no_times_and_no_folder_is_refused(trainer: Trainer):
+    done = trainer.steps_done
+    with pytest.raises(InputError, match="timed is 'yes'; it must be True or False"):
+        trainer.train_step(timed=cast(Any, "yes"))
+    with pytest.raises(
+        InputError, match=r"known is 3; give what measure\(\) has returned, or None"
+    ):
+        trainer.measure(known=cast(Any, 3))
+    assert trainer.steps_done == done
+    with pytest.raises(InputError, match="workdir is 5; give the path of a folder, or None"):
+        make(workdir=5)
+
+
 def test_a_run_makes_its_schedule_of_what_its_first_steps_measure(trainer: Trainer):
     plan = predict_for(trainer)
     trainer.use_plan(plan)
