@@ -17,7 +17,7 @@ import pytest
 import ray
 from ray_jobs import HOST, make_trainer
 
-from hetjax import InputError, RayOptions, processes
+from hetjax import InputError, RayOptions, WorkerLostError, processes
 from hetjax.mesh import Link, Subcluster
 from hetjax.processes import Process, descendants
 from hetjax.runtime.ray.ray_cluster import connect_to_ray, worker_options, worker_resources
@@ -290,3 +290,18 @@ def test_what_workers_cannot_import_is_named_and_the_cluster_ended():
     while any(processes.__file__ in command_of(each) for each in descendants(os.getpid())):
         assert time.monotonic() < end, "what guards the cluster is left behind"
         time.sleep(0.1)
+
+
+@pytest.mark.ray
+def test_who_has_closed_the_connection_is_told_and_keeps_the_next(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    with closing(make_trainer(RayOptions("local"))) as trainer:
+        trainer.train_step()
+        ray.shutdown()
+        for use in (trainer.train_step, trainer.evaluate):
+            with pytest.raises(WorkerLostError, match="the connection to Ray was closed"):
+                use()
+        assert not ray.is_initialized()
+        assert connect_to_ray(RayOptions("local"))
+    assert ray.is_initialized()
+    ray.shutdown()

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetjax.errors import InputError, check_numbers, check_seconds, shown, unknown_name
 from hetjax.mesh.host_cpu import HOST_DEVICES
@@ -133,6 +133,28 @@ def connect_to_ray(options: RayOptions) -> bool:
     return True
 
 
+class RaySession(NamedTuple):
+    """A connection of this process to Ray: no two have the same job on the same node.
+
+    Args:
+        job: Ray's name of what runs by this connection.
+        node: Ray's name of this host, another one in each cluster.
+    """
+
+    job: str
+    node: str
+
+
+def current_session() -> RaySession | None:
+    """The connection that this process has; None without one: Ray's calls would make one."""
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return RaySession(context.get_job_id(), context.get_node_id())
+
+
 class RayUsers:
     """Who of this process needs a connection to Ray that one of them has made.
 
@@ -141,36 +163,46 @@ class RayUsers:
 
     def __init__(self) -> None:
         self._count = 0
+        self._session: RaySession | None = None
         self._lock = threading.Lock()
 
-    def join(self, options: RayOptions) -> bool:
+    def join(self, options: RayOptions) -> RaySession | None:
         """Connect to a Ray cluster, or use the connection that there is.
 
         Args:
             options: which cluster.
 
         Returns:
-            Whether to `leave` it; not where somebody else has connected.
+            What to `leave`; None where somebody else has connected.
 
         Raises:
             InputError: as `connect_to_ray` does.
         """
         with self._lock:
             if connect_to_ray(options):
-                self._count = 1
-                return True
-            self._count += self._count > 0
-            return self._count > 0
+                self._count, self._session = 0, current_session()
+            if self._session is None or current_session() != self._session:
+                return None
+            self._count += 1
+            return self._session
 
-    def leave(self) -> None:
-        """Disconnect, where nobody else needs the connection."""
+    def leave(self, session: RaySession) -> None:
+        """Disconnect, where nobody else needs the connection.
+
+        Args:
+            session: what was joined; whoever uses Ray too may have closed it, and made another one.
+        """
         import ray
 
         with self._lock:
-            self._count = max(0, self._count - 1)
-            if not self._count and ray.is_initialized():
-                ray.shutdown()
-                _dismiss_guards()
+            if session != self._session:
+                return
+            self._count -= 1
+            if not self._count:
+                self._session = None
+                if current_session() in (session, None):
+                    ray.shutdown()
+                    _dismiss_guards()
 
 
 RAY_USERS = RayUsers()

@@ -95,7 +95,7 @@ class RayExecutor:
         self._call = 0
         self._is_between_steps = True
         self._fetches: Fetches | None = None
-        self._connected = RAY_USERS.join(options)
+        self._joined = RAY_USERS.join(options)
         try:
             self._set_up(options, fetched or {})
         except BaseException:
@@ -453,9 +453,9 @@ class RayExecutor:
         self._leave()
 
     def _leave(self) -> None:
-        connected, self._connected = self._connected, False
-        if connected:
-            RAY_USERS.leave()
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            RAY_USERS.leave(joined)
 
 
 def _check_cores(plan: Plan, options: RayOptions) -> None:

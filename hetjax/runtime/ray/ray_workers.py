@@ -10,6 +10,7 @@ from typing import Any
 
 from hetjax.errors import InputError, WorkerLostError
 from hetjax.runtime.moves.peers import Peer
+from hetjax.runtime.ray.ray_cluster import RaySession, current_session
 from hetjax.runtime.ray.ray_worker import PIECES, HostWorker
 from hetjax.runtime.workers.waiting import Awaited, hint_of_nodes, together
 
@@ -49,6 +50,7 @@ class RayWorkers:
         self._names = names
         self.processes: dict[Peer, int] = {}
         self.ended: Exception | None = None
+        self._session: RaySession | None = None
         self._actors: dict[Peer, Any] = {}
         self._pings: dict[Peer, tuple[Any, float]] = {}
         self._lock = threading.RLock()
@@ -69,6 +71,7 @@ class RayWorkers:
         """
         import ray
 
+        self._session = current_session()
         actor_class = ray.remote(**_ACTOR)(HostWorker)
         for peer, wanted in options.items():
             self._actors[peer] = actor_class.options(**wanted).remote(peer, self._names[peer])
@@ -99,8 +102,18 @@ class RayWorkers:
             Exception: why they do not.
         """
         with self._lock:
+            if self.ended is None and not self._is_connected:
+                self.end(self._disconnected())
             if self.ended is not None:
                 raise self.ended
+
+    @property
+    def _is_connected(self) -> bool:
+        return current_session() == self._session
+
+    def _disconnected(self) -> WorkerLostError:
+        reason = "the connection to Ray was closed, as by ray.shutdown(); make another trainer"
+        return WorkerLostError("every worker", reason)
 
     def actor(self, peer: Peer) -> Any:
         """One worker's actor, for a call that is its own."""
@@ -121,7 +134,7 @@ class RayWorkers:
             Their answers.
 
         Raises:
-            WorkerLostError: a worker died or does not answer.
+            WorkerLostError: a worker died or does not answer, or the connection to Ray was closed.
             Exception: what a call raised.
         """
         return self.call_each(lambda _, actor: call(actor), peers)
@@ -169,6 +182,8 @@ class RayWorkers:
         pending, awaited = list(peers), Awaited(seconds, hint=hint_of_nodes() if what else "")
         try:
             while pending:
+                if not self._is_connected:
+                    raise self._disconnected()
                 ready, pending = ray.wait(pending, timeout=PING_SECONDS)
                 for reference in ready:
                     results[peers[reference]] = ray.get(reference)
@@ -188,7 +203,7 @@ class RayWorkers:
         with self._lock:
             self.ended = self.ended or reason
             actors, self._actors = self._actors, {}
-        if ray.is_initialized():
+        if self._is_connected:
             for actor in actors.values():
                 ray.kill(actor)
         return self.ended
@@ -221,6 +236,8 @@ class RayWorkers:
         Of several dead ones the first is named: in a `jax.distributed` world the death of host 0
         is soon that of the others, and no other host's.
         """
+        if not self._is_connected:
+            return self._disconnected()
         cause = getattr(error, "cause", None)
         if isinstance(error, WorkerLostError) and cause is None:
             return error
