@@ -26,7 +26,7 @@ from ray_jobs import (
     union_plan,
 )
 
-from hetjax import Trainer, WorkerLostError
+from hetjax import InputError, Trainer, WorkerLostError
 from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.ray.ray_executor import RayExecutor
 from hetjax.runtime.ray.ray_workers import PING_SECONDS, SILENCE_SECONDS
@@ -102,6 +102,38 @@ def test_a_switch_of_lost_workers_names_the_first():
         with pytest.raises(WorkerLostError) as again:
             trainer.switch(make_plan_of_two_pipelines())
         assert again.value is caught.value
+
+
+def test_a_switch_that_is_interrupted_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    give = RayExecutor._give
+
+    def interrupted_give(self: RayExecutor, *given: Any) -> Any:
+        give(self, *given)
+        raise KeyboardInterrupt
+
+    def interrupted_set_up(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with make_trainer("ray", make_plan(hosts=2), workdir=tmp_path) as trainer:
+        trainer.train_step()
+        trainer.save(wait=True)
+        loss = trainer.train_step().loss
+        monkeypatch.setattr(RayExecutor, "_give", interrupted_give)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.switch(make_plan_of_two_pipelines())
+        with pytest.raises(InputError, match=r"a switch was cut off, .* by resume\(\)"):
+            trainer.train_step()
+        trainer.resume()
+        assert trainer.train_step().loss == loss
+        monkeypatch.setattr(RayExecutor, "_give", give)
+        monkeypatch.setattr(RayExecutor, "_set_up", interrupted_set_up)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.switch(make_plan_of_two_pipelines())
+        for use in (trainer.train_step, trainer.resume):
+            with pytest.raises(RuntimeError, match="the switch was interrupted, and"):
+                use()
 
 
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])

@@ -220,9 +220,17 @@ class RayExecutor:
         owners = owners_of(self._job.plan), owners_of(job.plan)
         began = time.perf_counter()
         first = [parcels_of(phases[0] if phases else (), *owners) for phases in messages]
+        # Workers lack what they have given.
+        self._is_between_steps = False
         given = [self._give(parcels, group) for parcels, group in zip(first, groups, strict=True)]
         given_at = time.perf_counter()
-        self._workers.end(RuntimeError("the workers have been ended, since the plan was switched"))
+        # Whoever asks for these workers again has interrupted what follows.
+        self._workers.end(
+            RuntimeError(
+                "the switch was interrupted, and the state is lost; close the trainer, and go on "
+                "from a checkpoint by resume() of another one"
+            )
+        )
         executor = None
         wanted: dict[Peer, list[Any]] = {}
         for references in given:
@@ -265,7 +273,7 @@ class RayExecutor:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a step, a load or a start did not come to its end, and the workers still run.
+        """Whether a step, a load, a start or a switch has not ended, and the workers still run.
 
         Those that have ended say why at every call.
         """
