@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -216,3 +216,26 @@ def one_device_steps(
         parameters, state, loss, norm = step(parameters, state, batch)
         seen.append((float(loss), float(norm)))
     return seen
+
+
+def one_device_training(
+    loss: Callable[[Any, Any], jax.Array],
+    parameters: Any,
+    optimizer: optax.GradientTransformation,
+    batches: Sequence[Any],
+) -> tuple[list[float], Any, Any]:
+    """Losses of training steps by plain `jax.jit`, and parameters and state after the last."""
+
+    @jax.jit
+    def step(parameters: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        value, gradients = jax.value_and_grad(loss)(parameters, batch)
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state, value
+
+    losses, state = [], optimizer.init(parameters)
+    # Optax mixes dtypes in its own arithmetic.
+    with jax.numpy_dtype_promotion("standard"):
+        for batch in batches:
+            parameters, state, value = step(parameters, state, batch)
+            losses.append(float(value))
+    return losses, parameters, state

@@ -84,7 +84,29 @@ def resharded(array: Any, spec: PartitionSpec) -> Any:
         # XLA's process ends where sums are to be made along some axes, and split along others.
         between = PartitionSpec(*held.partitions, unreduced=common)
         array = jax.sharding.reshard(array, _on_mesh(between))
+    if jnp.iscomplexobj(array):
+        array = _split(array, spec.unreduced - spec_of(array).unreduced)
     return jax.sharding.reshard(array, _on_mesh(spec))
+
+
+def _split(array: Any, axes: frozenset[str]) -> Any:
+    """An array as a partial sum along more axes: the first device of each has it, others zeros.
+
+    XLA's process ends where it is to split complex numbers by itself.
+    """
+    if not axes:
+        return array
+    held = spec_of(array)
+    entries = [tuple(a for a in axes_of(entry) if a not in axes) for entry in held.partitions]
+    before = spec_from(entries, held.unreduced)
+    after = spec_from(entries, held.unreduced | axes)
+
+    def summand(part: Any) -> Any:
+        is_first = sum(jax.lax.axis_index(axis) for axis in sorted(axes)) == 0
+        return jnp.where(is_first, part, jnp.zeros_like(part))
+
+    mapped = jax.shard_map(summand, in_specs=before, out_specs=after, check_vma=False)
+    return mapped(resharded(array, before))
 
 
 def _same_spec(a: PartitionSpec, b: PartitionSpec) -> bool:
