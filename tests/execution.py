@@ -225,11 +225,12 @@ def one_device_training(
     batches: Sequence[Any],
 ) -> tuple[list[float], Any, Any]:
     """Losses of training steps by plain `jax.jit`, and parameters and state after the last."""
+    extended = optax.with_extra_args_support(optimizer)
 
     @jax.jit
     def step(parameters: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
         value, gradients = jax.value_and_grad(loss)(parameters, batch)
-        updates, state = optimizer.update(gradients, state, parameters)
+        updates, state = extended.update(gradients, state, parameters, value=value)
         return optax.apply_updates(parameters, updates), state, value
 
     losses, state = [], optimizer.init(parameters)

@@ -41,6 +41,7 @@ from hetjax.errors import InputError, SaveError, reason_of
 from hetjax.loop import StepDone, keeps_schedules, other_step_time, train, usual_step_time
 from hetjax.pipeline.program.traced_program import with_examples
 from hetjax.pipeline.program.tracing import trace
+from hetjax.pipeline.update.traced_update import settled_init
 from hetjax.planner import Plan, choose_schedule, simulate
 from hetjax.report import (
     MetricsWriter,
@@ -102,11 +103,12 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, resumption: 
     unwritten = Unwritten(say)
     if workdir is not None and resumption.wanted:
         ingredients = prepared.ingredients
+        shapes = ingredients.parameter_shapes
         check_resumable(
             workdir,
             _model_of(prepared),
             ingredients.dataset,
-            jax.eval_shape(ingredients.optimizer.init, ingredients.parameter_shapes),
+            jax.eval_shape(settled_init(ingredients.optimizer, shapes), shapes),
             allow_changed_data=resumption.allow_changed_data,
         )
     began = time.perf_counter()

@@ -27,6 +27,7 @@ from hetjax.pipeline.stages.recomputing import Run
 from hetjax.pipeline.stages.traced_stage import Tracer, trace_stage
 from hetjax.pipeline.update.divided_update import StageUpdate, divide_update
 from hetjax.pipeline.update.initial_state import InitialState
+from hetjax.pipeline.update.settled_state import widening_init
 from hetjax.pipeline.update.traced_update import divided_trace
 
 
@@ -266,11 +267,16 @@ def cut_pipelines(
         leaves=program.leaves,
         loss_seed=seed,
     )
-    initial = InitialState.of(optimizer, unflatten(leaves))
     by_rows = divided_trace(
         optimizer, leaves, unflatten, program.loss_dtype, frozen, program.leaves, seed
     )
     state_leaves = by_rows.state
+    of_state = by_rows.flat.inputs[-2 - len(state_leaves.places) : -2]
+    dtypes = state_leaves.join(
+        [by_rows.flat.avals[value].dtype for value in of_state], stack=lambda rows: rows[0]
+    )
+    make_state = widening_init(optimizer, unflatten(leaves), dtypes)
+    initial = InitialState.of(make_state, unflatten(leaves))
 
     names = path_names(parameters)
     places, state_places = program.leaves.places, state_leaves.places
@@ -282,7 +288,7 @@ def cut_pipelines(
             initial.check(state_places[part.leaf][0], known, names)
 
     def init_state(values: Sequence[Any]) -> list[Any]:
-        made = optimizer.init(unflatten(program.leaves.join(values, jnp.stack)))
+        made = make_state(unflatten(program.leaves.join(values, jnp.stack)))
         return state_leaves.split(jax.tree.leaves(made))
 
     return PipelinePrograms(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import optax
 from jaxtyping import PyTree
 
 from hetjax import _compat
@@ -30,14 +29,14 @@ class InitialState:
     given: Sequence[Collection[int]]
 
     @classmethod
-    def of(cls, optimizer: optax.GradientTransformation, parameters: PyTree) -> InitialState:
+    def of(cls, init: Callable[[PyTree], PyTree], parameters: PyTree) -> InitialState:
         """Trace it.
 
         Args:
-            optimizer: the optimizer.
+            init: makes the state of the parameters.
             parameters: pytree of shapes.
         """
-        traced, shapes = jax.make_jaxpr(optimizer.init, return_shape=True)(parameters)
+        traced, shapes = jax.make_jaxpr(init, return_shape=True)(parameters)
         reached: dict[Any, set[int]] = {
             variable: {leaf} for leaf, variable in enumerate(traced.jaxpr.invars)
         }

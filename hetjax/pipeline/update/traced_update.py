@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import PyTree
 
 from hetjax.errors import InputError
 from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
@@ -18,6 +19,7 @@ from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.repeated_steps import without_repeats
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
+from hetjax.pipeline.update.settled_state import widened, widening_init
 from hetjax.pipeline.update.update_by_rows import UpdateByRows, update_by_rows
 from hetjax.pipeline.update.whole_update import unguarded_update
 
@@ -46,7 +48,8 @@ def trace_update(
         new state, and the three metrics of `update_function`.
 
     Raises:
-        InputError: the optimizer's update fails, or asks for what a step does not have.
+        InputError: the optimizer's update fails, or asks for what a step does not have; or its
+            state does not keep its leaves, their shapes, or dtypes that hold what it begins with.
     """
     shapes = tuple(parameters)
     tree = jax.tree.structure(unflatten(shapes))
@@ -81,6 +84,27 @@ def divided_trace(
     )
     flat = trace_update(optimizer, parameters, unflatten, loss_dtype, of_leaves, loss_seed)
     return update_by_rows(flat, leaves, of_leaves)
+
+
+def settled_init(
+    optimizer: optax.GradientTransformation, parameters: PyTree
+) -> Callable[[PyTree], PyTree]:
+    """What makes an optimizer's initial state in the dtypes that its updates keep.
+
+    Args:
+        optimizer: any Optax transformation.
+        parameters: pytree of shapes.
+
+    Returns:
+        From the parameters to the state.
+
+    Raises:
+        InputError: as `trace_update`.
+    """
+    leaves, tree = jax.tree.flatten(parameters)
+    flat = trace_update(optimizer, leaves, lambda values: jax.tree.unflatten(tree, values))
+    dtypes = [flat.avals[value].dtype for value in flat.inputs[2 * len(leaves) : -2]]
+    return widening_init(optimizer, parameters, dtypes)
 
 
 # It takes seconds for hundreds of leaves, and is asked for by whoever plans, cuts and divides.
@@ -119,7 +143,11 @@ def _traced(
 
     # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
     with jax.numpy_dtype_promotion("standard"), _naming_what_it_wants():
-        closed = jax.make_jaxpr(update)(list(parameters), gradients, state, scalar, scalar)
+        make = jax.make_jaxpr(update, return_shape=True)
+        closed, made = make(list(parameters), gradients, state, scalar, scalar)
+        while (wide := widened(state, made[1])) is not state:
+            state = wide
+            closed, made = make(list(parameters), gradients, state, scalar, scalar)
     return without_repeats(flatten_jaxpr(closed, inline_conditionals=True))
 
 

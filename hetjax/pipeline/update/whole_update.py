@@ -49,7 +49,7 @@ def update_function(
 
         def applied() -> tuple[list[Any], ...]:
             updated, new_state, _ = unguarded(parameters, gradients, state, total, count)
-            return updated, new_state, *zeros_of(gradients, set_back)
+            return updated, jax.tree.leaves(new_state), *zeros_of(gradients, set_back)
 
         def kept() -> tuple[list[Any], ...]:
             return list(parameters), jax.tree.leaves(state), *zeros_of(gradients, set_back)
@@ -64,8 +64,10 @@ def unguarded_update(
     optimizer: optax.GradientTransformation,
     unflatten: Callable[[Sequence[Any]], Any],
     loss_seed: float = 1.0,
-) -> Callable[..., tuple[list[Any], list[Any], tuple[Any, Any, Any]]]:
+) -> Callable[..., tuple[list[Any], Any, tuple[Any, Any, Any]]]:
     """`update_function`, but that a step is applied whatever its numbers are.
+
+    The new state is a pytree.
 
     Args:
         optimizer: an Optax transformation.
@@ -76,7 +78,7 @@ def unguarded_update(
 
     def update(
         parameters: Sequence[Any], gradients: Sequence[Any], state: Any, total: Any, count: Any
-    ) -> tuple[list[Any], list[Any], tuple[Any, Any, Any]]:
+    ) -> tuple[list[Any], Any, tuple[Any, Any, Any]]:
         means = _means(parameters, gradients, count if loss_seed == 1.0 else count * loss_seed)
         tree = unflatten(parameters)
         metrics = _metrics(means, total, count)
@@ -86,7 +88,7 @@ def unguarded_update(
         ]
         updates, state = optimizer_updates(extended, unflatten(given), state, tree, metrics[0])
         updated = optax.apply_updates(tree, updates)
-        return jax.tree.leaves(updated), jax.tree.leaves(state), metrics
+        return jax.tree.leaves(updated), state, metrics
 
     return update
 

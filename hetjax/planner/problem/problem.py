@@ -28,6 +28,7 @@ from hetjax.pipeline.program.loss import abstract, check_examples, parameter_sha
 from hetjax.pipeline.program.traced_program import Program, needed_steps, num_bytes, operand_value
 from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.update.mixed_rows import mixed_rows
+from hetjax.pipeline.update.traced_update import settled_init
 from hetjax.pipeline.update.unchanged_leaves import frozen_leaves, with_frozen_leaves
 from hetjax.pipeline.update.update_digest import update_digest
 from hetjax.pipeline.update.update_products import update_products
@@ -377,7 +378,7 @@ def optimizer_bytes(optimizer: optax.GradientTransformation, parameters: PyTree)
         8.0
     """
     parameters = abstract(parameters)
-    state = jax.eval_shape(optimizer.init, parameters)
+    state = jax.eval_shape(settled_init(optimizer, parameters), parameters)
     held = sum(num_bytes(leaf) for leaf in jax.tree.leaves(state) if leaf.shape)
     frozen = frozen_leaves(optimizer, parameters).without_update
     elements = sum(

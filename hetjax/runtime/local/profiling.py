@@ -20,6 +20,7 @@ from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.program.work_classes import steps_work
 from hetjax.pipeline.stages.backward import Reads, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import Stage, crossing_values, cut
+from hetjax.pipeline.update.traced_update import settled_init
 from hetjax.pipeline.update.unchanged_leaves import with_frozen_leaves
 from hetjax.pipeline.update.whole_update import update_function
 from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
@@ -322,7 +323,7 @@ def _update_rate(
 
     # Optimizers mix dtypes freely.
     with jax.numpy_dtype_promotion("standard"):
-        state = jax.jit(optimizer.init)(parameters)
+        state = jax.jit(settled_init(optimizer, shapes))(parameters)
         jitted = jax.jit(update, donate_argnames=("parameters", "gradients", "state"))
         compiled = jitted.lower(parameters, gradients, state, one).compile()
     held = jax.tree.leaves((parameters, gradients, state))
