@@ -12,8 +12,16 @@ import pytest
 
 from hetjax.collecting import seldom_collected
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.planner import DynamicProgram, PlanningProblem, choose_microbatches, make_problem
+from hetjax.planner import (
+    DynamicProgram,
+    PlanningProblem,
+    PlanOptions,
+    choose_microbatches,
+    make_problem,
+)
+from hetjax.planner.hap.hap_planner import chain_of_problem
 from hetjax.planner.harp.microbatches import Choice, divisors
+from hetjax.planner.problem.options import DEFAULTS
 from hetjax.planner.problem.problem import trace_microbatch
 from hetjax.planner.problem.problems import Problems
 from hetjax.planner.work import stage_traces as traces_module
@@ -44,11 +52,21 @@ class Traced:
         return self.loss(weights, x)
 
 
-def problems_of(loss: Callable[..., Any], counts: tuple[int, ...] = COUNTS) -> Problems:
+def problems_of(
+    loss: Callable[..., Any],
+    counts: tuple[int, ...] = COUNTS,
+    options: PlanOptions = DEFAULTS,
+) -> Problems:
     def state(count: int) -> PlanningProblem:
         optimizer = optax.adam(1e-3)
         return make_problem(
-            loss, WEIGHTS, ROWS, cluster=CLUSTER, optimizer=optimizer, num_microbatches=count
+            loss,
+            WEIGHTS,
+            ROWS,
+            cluster=CLUSTER,
+            optimizer=optimizer,
+            num_microbatches=count,
+            options=options,
         )
 
     return Problems(
@@ -93,6 +111,12 @@ def test_a_problem_that_was_chosen_can_be_computed():
     problem = problems_of(plain).traced(8)
     step = problem.program.steps[0]
     assert step.evaluate(jnp.ones((8, WIDTH)), jnp.ones((WIDTH, WIDTH)))[0].shape == (8, WIDTH)
+
+
+def test_all_problems_can_be_computed_where_stages_are_synthesised():
+    problems = problems_of(plain, options=PlanOptions(synthesised_stages=True))
+    for count in COUNTS:
+        assert chain_of_problem(problems.of(count)).modules
 
 
 def larger_for_many(weights: list[jax.Array], x: jax.Array) -> jax.Array:

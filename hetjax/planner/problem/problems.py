@@ -15,7 +15,8 @@ class Problems:
 
     The loss function is traced for few sizes of microbatches: for one example, where arrays often
     have another form; for the next and the largest size, from which follow those between; and
-    for those whose plans are completed. Were these found to be others than what followed, all are
+    for those whose plans are completed. Where stages may be synthesised, programs are computed, and
+    all are traced. Were these found to be others than what followed, all are
     traced.
 
     Args:
@@ -44,7 +45,7 @@ class Problems:
 
     def of(self, count: int) -> PlanningProblem:
         """The problem for a number of microbatches, to search for a plan."""
-        if count in self._inner and count not in self._traced:
+        if count in self._inner and count not in self._traced and not self._synthesises():
             try:
                 return self._resized_to(count)
             except UnlikeError:
@@ -66,6 +67,9 @@ class Problems:
         """The traced program of a number of microbatches, for which no problem is stated."""
         made = self._traced.get(count)
         return self._trace(count) if made is None else made.program
+
+    def _synthesises(self) -> bool:
+        return self.traced(self._ends[0]).options.synthesised_stages
 
     def _confirmed(self, before: PlanningProblem) -> PlanningProblem | None:
         """A problem with its traced program; None where that is another one."""
