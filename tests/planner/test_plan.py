@@ -438,20 +438,22 @@ def test_a_plan_for_another_model():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"v": ("data",)}, "unknown .*parameter 'v'"),
-        ({"w": (None, None, "data")}, r"of more dimensions than the parameter's shape \(4, 2\)"),
+        ({"v": ("data",)}, "parameters: parameter 'v'"),
+        ({"w": (None, None, "data")}, r"parameters\['w'\] is .* the parameter's shape \(4, 2\)"),
     ],
 )
 def test_a_specification_that_fits_no_parameter(parameters, message):
     program = small_program()
-    stage = StagePlan.on((0, 1), SubMesh("sub0", 0, (1, 1)), (1, 1), parameters=parameters)
+    stages = [StagePlan.on((0, 1), SubMesh("sub0", i, (1, 1)), (1, 1)) for i in range(2)]
+    stages[1] = replace(stages[1], parameters=parameters)
     plan = Plan(
         program.fingerprint,
         (0, program.num_positions),
-        cluster_of((1, 1)),
-        (PipelinePlan((stage,), 2, 8, gpipe(1, 2)),),
+        cluster_of((1, 2)),
+        tuple(PipelinePlan((stage,), 2, 8, gpipe(1, 2)) for stage in stages),
     )
-    with pytest.raises(InputError, match=message):
+    assert plan.field_of(1) == "plan: pipelines[1].stages[0]"
+    with pytest.raises(InputError, match=rf"pipelines\[1\].stages\[0\].{message}"):
         validate_for(plan, program)
 
 

@@ -124,5 +124,6 @@ def test_values_that_cannot_lie_so_are_named():
     ]
     value, place = lengths[0]
     spec = (*[None] * place, "tensor")
-    with pytest.raises(InputError, match="does not divide its shape"):
+    message = r"pipelines\[0\].stages\[0\].values.* does not divide its shape"
+    with pytest.raises(InputError, match=message):
         build(job_of(with_values(case, {value: spec}), keep_gradients()))

@@ -26,8 +26,7 @@ def stage_programs_of(plan: Plan, stage: StagePlan, problem: PlanningProblem) ->
         InputError: an operand of an equation lies in a way in which it cannot be taken.
     """
     chain = chain_of(problem.program, stage.shares.module_edges)
-    place = plan.stages.index(stage)
-    where = f"plan: stages[{place}].shares"
+    where = f"{plan.field_of(plan.stages.index(stage))}.shares"
     return read_programs(chain, stage.shares, len(stage.members), where)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -105,6 +106,19 @@ class Plan:
         for pipeline in self.pipelines:
             yield first, pipeline
             first += len(pipeline.stages)
+
+    def field_of(self, stage: int) -> str:
+        """What errors call a stage.
+
+        Args:
+            stage: its number among those of all pipelines.
+
+        Returns:
+            Its field in the plan's file, such as ``"plan: pipelines[0].stages[1]"``.
+        """
+        starts = [first for first, _ in self.numbered_pipelines()]
+        place = bisect.bisect_right(starts, stage) - 1
+        return f"plan: pipelines[{place}].stages[{stage - starts[place]}]"
 
     def predicted_pipelines(
         self,
@@ -357,18 +371,18 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
     meant |= dict(zip(program.parameter_names, shapes, strict=True))
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
+            where = f"plan: pipelines[{p}].stages[{s}]"
             for name, spec in stage.parameters.items():
                 if name not in meant:
-                    what = f"plan: stages[{s}].parameters: parameter"
+                    what = f"{where}.parameters: parameter"
                     raise InputError(unknown_name(what, name, meant))
                 shape = meant[name].shape
                 if len(spec) > len(shape):
                     raise InputError(
-                        f"plan: stages[{s}].parameters[{name!r}] is {list(spec)}, of more "
-                        f"dimensions than the parameter's shape {shape}"
+                        f"{where}.parameters[{name!r}] is {list(spec)}, of more dimensions than "
+                        f"the parameter's shape {shape}"
                     )
-            _validate_values(plan, stage, program, f"plan: stages[{s}].values")
-            where = f"plan: pipelines[{p}].stages[{s}]"
+            _validate_values(plan, stage, program, f"{where}.values")
             _check_made(plan, stage, stage.shares.values, program, f"{where}.shares.values")
             check_shares_for(stage, pipeline.microbatch_size, program, where)
             check_context_for(stage, program, where)

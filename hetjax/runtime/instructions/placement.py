@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
-from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.constraints import constrained
 from hetjax.pipeline.program.traced_program import Program, num_bytes
@@ -198,12 +197,12 @@ def reduction_groups(placement: Placement, stage: int) -> tuple[tuple[int, ...],
     return tuple(tuple(places[group == each].tolist()) for each in np.unique(group))
 
 
-def told(pipeline: PipelinePlan, cluster: Cluster, program: Program) -> Program:
+def told(plan: Plan, place: int, program: Program) -> Program:
     """A pipeline's program, in which it is told how some values lie.
 
     Args:
-        pipeline: the pipeline's plan.
-        cluster: the devices.
+        plan: the plan.
+        place: which of its pipelines.
         program: the loss function, traced at the size of its microbatches.
 
     Returns:
@@ -212,6 +211,7 @@ def told(pipeline: PipelinePlan, cluster: Cluster, program: Program) -> Program:
     Raises:
         InputError: a specification does not divide its value evenly.
     """
+    pipeline, cluster = plan.pipelines[place], plan.cluster
     lies: dict[int, NamedSharding | HSharding] = {}
     for s, stage in enumerate(pipeline.stages):
         if stage.shares.values:
@@ -227,8 +227,9 @@ def told(pipeline: PipelinePlan, cluster: Cluster, program: Program) -> Program:
             for mesh_shape in {member.mesh_shape for member in stage.members}:
                 if not divides(spec, shape, mesh_shape):
                     raise InputError(
-                        f"plan: stages[{s}].values[{value}] is {list(axes)}, which does not divide "
-                        f"its shape {shape} evenly on the mesh {list(mesh_shape)}"
+                        f"plan: pipelines[{place}].stages[{s}].values[{value}] is {list(axes)}, "
+                        f"which does not divide its shape {shape} evenly on the mesh "
+                        f"{list(mesh_shape)}"
                     )
             if not stage.members_share_context and stage.submesh.num_devices > 1:
                 lies[value] = NamedSharding(AbstractMesh(stage.mesh_shape, MESH_AXES), spec)

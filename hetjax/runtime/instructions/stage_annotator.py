@@ -104,6 +104,7 @@ class StageAnnotator:
 
     def __init__(self, pipelines: PipelinePrograms, plan: Plan, stage: int):
         self.pipelines, self.stage, self.plan = pipelines, stage, plan.stages[stage]
+        self._field = plan.field_of(stage)
         self._place = pipelines.pipeline_of(stage)
         self.pipeline = plan.pipelines[self._place]
         self.held = pipelines.stages[stage].parameters
@@ -287,8 +288,8 @@ class StageAnnotator:
         if part not in self.held:
             return PartitionSpec(None, *told[1:])
         raise InputError(
-            f"plan: stages[{self.stage}].parameters[{name!r}] is {list(spec)}, which does not "
-            f"divide its shape {shape} evenly on the mesh {list(mesh_shape)}"
+            f"{self._field}.parameters[{name!r}] is {list(spec)}, which does not divide its "
+            f"shape {shape} evenly on the mesh {list(mesh_shape)}"
         )
 
 

@@ -151,10 +151,7 @@ def _placed(
         for p in plan.pipelines
     ]
     pipelines = make(
-        [
-            told(pipeline, plan.cluster, program)
-            for pipeline, program in zip(plan.pipelines, obeyed, strict=True)
-        ],
+        [told(plan, place, program) for place, program in enumerate(obeyed)],
         job.parameter_shapes(),
         job.optimizer,
         cuts,
