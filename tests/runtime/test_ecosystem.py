@@ -186,9 +186,15 @@ def test_an_optimizer_that_asks_for_the_loss_gets_it():
     [
         (optax.lbfgs(0.1), r"optax\.lbfgs .*'grad' and 'value_fn'"),
         (optax.contrib.sophia(0.1), "the optimizer's update fails: obj_fn must be provided"),
+        (optax.lookahead(optax.sgd(0.1), 2, 0.5), "update fails: AttributeError: .* 'fast' .it is"),
+        (optax.masked(optax.sgd(0.1), {"a": True}), "the optimizer's init fails: .* structure"),
+        (
+            optax.stateless(lambda updates, params: 1 // 0),
+            "the optimizer's update fails: ZeroDivisionError: ",
+        ),
     ],
 )
-def test_optimizers_that_want_more_are_refused_by_name(optimizer: Any, message: str):
+def test_optimizers_that_fail_or_want_more_are_refused_by_name(optimizer: Any, message: str):
     data = batch()
     with pytest.raises(InputError, match=message):
         hetjax.Trainer(planned(squares, data), squares, network(), optimizer, data)

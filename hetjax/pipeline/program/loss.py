@@ -69,7 +69,7 @@ def parameter_shapes(parameters: PyTree | Callable[[], PyTree]) -> PyTree[jax.Sh
         The shapes, as a pytree of the same structure.
 
     Raises:
-        InputError: a leaf is no floating array.
+        InputError: a leaf is no floating or complex array.
     """
     made = jax.eval_shape(parameters) if makes_parameters(parameters) else parameters
     for name, leaf in zip(path_names(made), jax.tree.leaves(made), strict=True):
@@ -82,7 +82,7 @@ def parameter_shapes(parameters: PyTree | Callable[[], PyTree]) -> PyTree[jax.Sh
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise InputError(
                 f"parameter {name!r} has dtype {jnp.result_type(leaf)}: parameters must be "
-                f"floating; give what is not trained in the batch, or close over it"
+                f"floating or complex; give what is not trained in the batch, or close over it"
             )
     return abstract(made)
 

@@ -48,8 +48,8 @@ def trace_update(
         new state, and the three metrics of `update_function`.
 
     Raises:
-        InputError: the optimizer's update fails, or asks for what a step does not have; or its
-            state does not keep its leaves, their shapes, or dtypes that hold what it begins with.
+        InputError: the optimizer's init or update fails, or asks for what a step does not have; or
+            its state does not keep its leaves, their shapes, or dtypes that hold what was there.
     """
     shapes = tuple(parameters)
     tree = jax.tree.structure(unflatten(shapes))
@@ -121,7 +121,8 @@ def _traced(
         return jax.tree.unflatten(tree, leaves)
 
     # As it is, so that JAX knows its trace for all who ask.
-    state = jax.eval_shape(optimizer.init, unflatten(parameters))
+    with _naming_what_it_wants("init", "the parameters"):
+        state = jax.eval_shape(optimizer.init, unflatten(parameters))
     gradients = [
         jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype))
         for leaf, p in enumerate(parameters)
@@ -142,7 +143,7 @@ def _traced(
         return kept, *rest
 
     # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
-    with jax.numpy_dtype_promotion("standard"), _naming_what_it_wants():
+    with jax.numpy_dtype_promotion("standard"), _naming_what_it_wants("update", _GIVEN):
         make = jax.make_jaxpr(update, return_shape=True)
         closed, made = make(list(parameters), gradients, state, scalar, scalar)
         while (wide := widened(state, made[1])) is not state:
@@ -171,15 +172,19 @@ def _check_asks(state: Any) -> None:
     )
 
 
+_GIVEN = "the gradients, its state, the parameters, and the 'value' of the loss where it takes one"
+
+
 @contextmanager
-def _naming_what_it_wants() -> Iterator[None]:
-    """Errors of an optimizer's update as what they mostly are: something that it is not given."""
+def _naming_what_it_wants(what: str, given: str) -> Iterator[None]:
+    """Errors of an optimizer as what they mostly are: something that it is not given."""
     try:
         yield
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"the optimizer's update fails: {error} (it is given the gradients, its state, the "
-            f"parameters, and the 'value' of the loss where it takes one)"
-        ) from error
+    except InputError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        # These two say by themselves what is wrong.
+        if not text or not isinstance(error, TypeError | ValueError):
+            text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        raise InputError(f"the optimizer's {what} fails: {text} (it is given {given})") from error
