@@ -188,7 +188,7 @@ def test_no_option_that_is_left_out_would_be_better(memory):
                 each = estimate(problem, run, option)
                 fits = each.live_limit(memory * USABLE_MEMORY, 16) >= 2
                 seconds = each.forward_seconds + each.backward_seconds
-                seconds = seconds + each.exchange_seconds / problem.num_microbatches
+                seconds = seconds + each.update_seconds / problem.num_microbatches
                 upper = np.triu(np.ones_like(fits), 1) & fits
                 assert (best[upper] <= seconds[upper] + 1e-9).all()
 
