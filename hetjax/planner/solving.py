@@ -99,9 +99,8 @@ def plan(
         ... )
         >>> for stage in made.pipeline.stages:
         ...     print(stage.layers, stage.submesh)
-        (0, 4) slow[0:2] 1x2
-        (4, 8) fast[0:1] 1x1
-        (8, 12) fast[1:2] 1x1
+        (0, 5) slow[0:2] 1x2
+        (5, 12) fast[0:2] 1x2
 
         The first six weights on the fast cards by columns, the others on a slow one:
 
