@@ -149,7 +149,9 @@ def test_complex_gradients_are_summed_late_too(sharding: str, num_stages: int):
     """XLA ends the process where it is to split zeros of complex numbers in partial sums."""
     draw = np.random.default_rng(0)
     shapes = {"in": (6, 8), "mid": (8, 8), "out": (8, 4), "scale": (1, 8), "turn": (8, 8)}
-    parameters = {name: draw.normal(size=s).astype(np.float32) for name, s in shapes.items()}
+    parameters: dict[str, np.ndarray] = {
+        name: draw.normal(size=s).astype(np.float32) for name, s in shapes.items()
+    }
     for name in ("turn", "scale"):
         turned = parameters[name] * np.exp(1j * draw.normal(size=shapes[name]))
         parameters[name] = turned.astype(np.complex64)

@@ -16,9 +16,9 @@ _SPECS = (
     P(),
     P("data", "tensor"),
     P("tensor"),
-    P("tensor", unreduced={"data"}),
-    P(unreduced={"tensor"}),
-    P(unreduced={"data", "tensor"}),
+    P("tensor", unreduced=frozenset({"data"})),
+    P(unreduced=frozenset({"tensor"})),
+    P(unreduced=frozenset({"data", "tensor"})),
 )
 
 
