@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral, Real
 from typing import TypeGuard
 
@@ -247,4 +247,20 @@ def shown(value: object, length: int = 60) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # Thousands of digits, or of brackets.
         text = f"a {type(value).__name__} too long to show"
+    text = " ".join(line.strip() for line in text.splitlines())
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def together(names: Sequence[str], most: int = 8) -> str:
+    """Names in a row, the first of many.
+
+    Args:
+        names: the names.
+        most: how many are told.
+
+    Example:
+        >>> together(["a", "b", "c"]), together(["a", "b", "c"], most=2)
+        ('a, b, c', 'a, b and 1 more')
+    """
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")

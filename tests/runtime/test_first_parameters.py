@@ -117,7 +117,7 @@ def by_norm(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
 
 def test_state_made_of_the_parameters_of_several_stages_is_refused():
     scaled = optax.GradientTransformation(lambda params: optax.tree.norm(params), by_norm)
-    with pytest.raises(InputError, match="initial state is made of 'a', 'b', 'c' and 1 others"):
+    with pytest.raises(InputError, match="initial state is made of 'a', 'b', 'c' and 1 more"):
         trainer(scaled)
     with trainer(scaled, stages=1) as alone:
         found = [alone.train_step(BATCH).loss for _ in range(3)]

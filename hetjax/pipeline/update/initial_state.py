@@ -10,7 +10,7 @@ import jax
 from jaxtyping import PyTree
 
 from hetjax import _compat
-from hetjax.errors import InputError
+from hetjax.errors import InputError, together
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +67,7 @@ class InitialState:
         told = [repr(name) for name, is_used in zip(names, depends, strict=True) if is_used]
         if all(each in known for each, is_used in enumerate(depends) if is_used):
             return
-        more = f" and {len(told) - 3} others" if len(told) > 3 else ""
         raise InputError(
-            f"the optimizer's initial state is made of {', '.join(told[:3])}{more}, which some of "
+            f"the optimizer's initial state is made of {together(told, 3)}, which some of "
             f"the stages with that state do not have; it can be used with a plan of one stage"
         )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, together
 from hetjax.pipeline.program.loss import path_names
 
 
@@ -35,9 +35,10 @@ def widened(state: PyTree, after: PyTree) -> PyTree:
     """
     names, found = path_names(state), path_names(after)
     if names != found:
+        made, given = (together([*map(repr, each)], 3) or "none" for each in (found, names))
         raise InputError(
-            f"the optimizer's update returns a state of the leaves {_listed(found)} for one of "
-            f"{_listed(names)}; allowed: the same leaves"
+            f"the optimizer's update returns a state of the leaves {made} for one of {given}; "
+            f"allowed: the same leaves"
         )
     leaves, tree = jax.tree.flatten(state)
     later = jax.tree.leaves(after)
@@ -96,8 +97,3 @@ def _holds(dtype: Any, other: Any) -> bool:
     except (TypeError, ValueError):
         # Random keys, and floats of a byte, have no common dtype with others.
         return False
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:3])) or "none"
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} others"

@@ -16,7 +16,15 @@ from typing import Any, Protocol
 from jaxtyping import PyTree
 
 from hetjax.checked_files import MAX_DIGITS
-from hetjax.errors import CheckpointError, InputError, SaveError, check_count, reason_of, shown
+from hetjax.errors import (
+    CheckpointError,
+    InputError,
+    SaveError,
+    check_count,
+    reason_of,
+    shown,
+    together,
+)
 from hetjax.folder_lock import FolderLock
 from hetjax.reading import check_plain
 from hetjax.runtime.checkpoints.checkpoint import check_optimizer_state
@@ -388,15 +396,14 @@ def compared(
     changes = data_changes(saved.fingerprint, now)
     if not changes:
         return []
-    shown = ", ".join(changes[:_SHOWN_CHANGES])
-    more = f" and {len(changes) - _SHOWN_CHANGES} more" if len(changes) > _SHOWN_CHANGES else ""
+    shown = together(changes, _SHOWN_CHANGES)
     if not allow_changed_data:
         raise CheckpointError(
-            f"the data are not those of checkpoint {step}: {shown}{more}; --allow-changed-data "
+            f"the data are not those of checkpoint {step}: {shown}; --allow-changed-data "
             f"(in Python resume(allow_changed_data=True)) goes on with them at example "
             f"{saved.examples}"
         )
-    return [f"the data have changed since checkpoint {step}: {shown}{more}"]
+    return [f"the data have changed since checkpoint {step}: {shown}"]
 
 
 def data_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

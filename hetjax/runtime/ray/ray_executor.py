@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, together
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
@@ -48,7 +48,6 @@ from hetjax.runtime.workers.step_report import (
     stage_report,
     summed,
 )
-from hetjax.runtime.workers.waiting import together
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.switch_groups import groups_of, messages_of_groups
 from hetjax.sharding.resolution.switch_transfers import SwitchPlan, plan_switch

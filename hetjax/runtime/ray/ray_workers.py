@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hetjax.errors import InputError, WorkerLostError
+from hetjax.errors import InputError, WorkerLostError, together
 from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.ray.ray_cluster import RaySession, current_session
 from hetjax.runtime.ray.ray_worker import PIECES, HostWorker
-from hetjax.runtime.workers.waiting import Awaited, hint_of_nodes, together
+from hetjax.runtime.workers.waiting import Awaited, hint_of_nodes
 
 PING_SECONDS = 0.5
 """How often workers are asked for a sign of life while a call runs."""

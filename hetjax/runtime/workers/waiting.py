@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from hetjax.errors import together
 
 TELL_SECONDS = 8.0
 """After how long it is said: a process that imports JAX on a busy host takes less, mostly."""
@@ -82,14 +84,3 @@ def tell_of_late(
     if late:
         names = [name for name, reference in calls.items() if reference in late]
         awaited.tell(f"{together(names)} {what}")
-
-
-def together(names: Sequence[str], most: int = 8) -> str:
-    """Names in a row, the first of many.
-
-    Example:
-        >>> together(["a", "b", "c"]), together(["a", "b", "c"], most=2)
-        ('a, b, c', 'a, b and 1 more')
-    """
-    left = len(names) - most
-    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
