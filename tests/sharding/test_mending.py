@@ -151,9 +151,8 @@ def test_what_is_not_divided_is_brought_together_inside_a_submesh(function, coun
         lambda x: jax.nn.softmax(x, axis=0),
         lambda x: jnp.argmax(x, axis=0),
         lambda x: jnp.split(x, 3)[1] * 2.0,
-        lambda x: jax.scipy.special.gammainc(x**2, x**2),
     ],
-    ids=["dynamic_slice", "softmax", "argmax", "split", "gammainc"],
+    ids=["dynamic_slice", "softmax", "argmax", "split"],
 )
 def test_what_is_divided_inside_a_submesh_stays_so(function):
     rows = HSharding((TWO.with_spec(P("tensor")),))

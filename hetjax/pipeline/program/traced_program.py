@@ -27,6 +27,7 @@ from hetjax.pipeline.program.loss import (
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.token_dimensions import NO_TOKENS, TokenDimensions
 from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.deduction.clamped_starts import with_clamped_starts
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,7 +339,9 @@ def _step_of(
     calls: tuple[_compat.JaxprEqn, ...],
 ) -> Step:
     def evaluate(*arguments: Any) -> list[Any]:
-        return _compat.bind(equation, arguments)
+        params, given = with_clamped_starts(equation, equation.params, arguments)
+        started = equation if params is equation.params else equation.replace(params=dict(params))
+        return _compat.bind(started, given)
 
     return Step(equation.primitive.name, operands, outputs, evaluate, equation, calls)
 

@@ -19,11 +19,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hetjax import _compat
 from hetjax.sharding.annotation.subgroup import axes_of, entries_of, spec_from
+from hetjax.sharding.deduction.clamped_starts import with_clamped_starts
 from hetjax.sharding.deduction.own_primitive_rules import attention_block_inside_rule
 from hetjax.sharding.deduction.signature import Label, Labels, Signature
 
-_WHOLE = frozenset({"dynamic_slice", "pad"})
-"""Of these, XLA's partitioner forgets to clamp a start, and its process may end."""
+_WHOLE = frozenset({"pad", "reduce_xor"})
+"""XLA's process may end where these are divided, or says that it cannot."""
 
 _TILED = frozenset(
     {
@@ -168,6 +169,7 @@ def apply(
             return found
     if name in _WHOLE or not any(itertools.chain(*signature.operands)):
         _check_whole(signature, operands)
+    params, operands = with_clamped_starts(equation, params, operands)
     # The shapes are right: whatever JAX raises here, of many types, is about shardings.
     with contextlib.suppress(Exception):
         return _compat.bind_with(equation, params, operands)

@@ -60,13 +60,12 @@ _BINARY = (
     "and atan2 clamp eq eq_to ge gt le le_to lt lt_to max min ne nextafter or pow "
     "random_fold_in rem shift_left shift_right_arithmetic shift_right_logical threefry2x32 xor"
 )
-_SPECIAL = "igamma igamma_grad_a igammac polygamma regularized_incomplete_beta zeta"
 _REDUCED = "and", "max", "min", "or", "prod", "xor"
 _ELEMENTWISE = "every dimension; one of size 1 that is repeated is whole"
 _OTHERS = "all dimensions but the one that it goes along"
 
 FAMILIES: tuple[Family, ...] = (
-    Family(tuple(f"{_UNARY} {_BINARY} {_SPECIAL}".split()), rules.elementwise_rule(), _ELEMENTWISE),
+    Family(tuple(f"{_UNARY} {_BINARY}".split()), rules.elementwise_rule(), _ELEMENTWISE),
     Family(
         ("conj", "copy", "imag", "name", "neg", "real", "stop_gradient"),
         rules.elementwise_rule(_FIRST),
