@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from hetjax.configuration import read_configuration
+from hetjax.configuration.make import make_ingredients
 from hetjax.mesh import Cluster
+from hetjax.pipeline.program.traced_program import with_examples
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner import Plan
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -155,6 +158,10 @@ def test_the_settings_of_the_harp_paper_are_as_the_script_writes_them():
             plan = Plan.load(f"{file}_published.json")
             assert plan.cluster == cluster
             assert len(plan.layers) - 1 == 146
+            model = make_ingredients(configuration)
+            batch = with_examples(model.batch, 1)
+            program = trace(model.model.loss, model.parameter_shapes, batch)
+            assert plan.model == program.fingerprint
             published = harp.published_stages(setting)
             for ours, theirs in zip(plan.stages, published, strict=True):
                 assert (ours.layers, ours.submesh) == (theirs.layers, theirs.submesh)

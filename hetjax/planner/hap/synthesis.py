@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetjax.errors import DoesNotFitError
+from hetjax.mesh.quantities import format_bytes
 from hetjax.planner.hap.chain_search import ChainProgram, ChainSearch
 from hetjax.planner.hap.ratios import (
     LinearSpan,
@@ -136,9 +137,9 @@ def _fitting(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
     needed, limits = needed_bytes(search, rates, tried), _limits(rates)
     worst = int(np.argmax(needed / limits))
     raise DoesNotFitError(
-        f"the model does not fit with any ratios that were tried: member {worst} needs "
-        f"{needed[worst]:.4g} bytes on each device, and has {limits[worst]:.4g} for them; take a "
-        f"smaller batch, more microbatches or more devices"
+        f"the model does not fit with any ratios that were tried: members[{worst}] needs "
+        f"{format_bytes(needed[worst])} on each device, and has {format_bytes(limits[worst])}; "
+        f"take a smaller batch, more microbatches (train.microbatches) or more devices"
     )
 
 

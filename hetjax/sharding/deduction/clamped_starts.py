@@ -81,5 +81,6 @@ def _standing_for(equation: _compat.JaxprEqn) -> _compat.Jaxpr:
         clamped = _clamped(equation.primitive.name, equation.params, operands)
         return _compat.bind(equation, clamped)[0]
 
-    shapes = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in equation.invars]
+    avals: list[Any] = [atom.aval for atom in equation.invars]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     return _compat.without_calls(jax.make_jaxpr(run)(*shapes)).jaxpr
