@@ -22,7 +22,8 @@ def simulate(plan: Plan | str | os.PathLike[str]) -> Timeline:
         plan: a plan with a prediction, or the path of its file.
 
     Returns:
-        The timeline, from 0; a member of a stage has a track of its own.
+        The timeline, from 0; a member of a stage has a track of its own. It ends with the predicted
+        step, but for predictions of before that began updates sooner.
 
     Raises:
         InputError: the plan has no prediction.
