@@ -12,7 +12,7 @@ from hetjax.pipeline.timeline.timeline import Event, Timeline, host_track, stage
 from hetjax.planner.plan.plan import Plan, as_plan
 from hetjax.planner.plan.prediction import StagePrediction, times_of
 from hetjax.planner.predictions.member_timeline import by_members
-from hetjax.planner.predictions.step_prediction import task_clocks, update_spans
+from hetjax.planner.predictions.step_prediction import sharing_start, task_clocks, update_spans
 
 
 def simulate(plan: Plan | str | os.PathLike[str]) -> Timeline:
@@ -57,8 +57,13 @@ def stage_timeline(plan: Plan) -> Timeline:
         for s, stage in enumerate(prediction.stages)
         if stage.sharing_seconds > 0
     }
-    events += _shared(events, sharing)
-    spans = update_spans(plan, task_clocks(plan))
+    clocks = task_clocks(plan)
+    begin = sharing_start(plan, clocks)
+    events += [
+        Event(track, "share", "share", None, begin, begin + seconds)
+        for track, seconds in sharing.items()
+    ]
+    spans = update_spans(plan, clocks)
     updates = {stage_track(s): span for s, span in enumerate(spans)}
     events = [
         replace(event, start=updates[event.track][0], end=updates[event.track][1])
@@ -80,7 +85,8 @@ def _with_groups(
             yield event
             continue
         spans = stream_update(stage.update_groups, stage.copies_overlap)
-        start = event.end - max(span.end for span in spans)
+        last = max(span.end for span in spans)
+        start = event.end - last
         if start > event.start:
             yield replace(event, end=start)
         for span in spans:
@@ -91,13 +97,6 @@ def _with_groups(
                 span.what,
                 None,
                 start + span.start,
-                min(event.end, start + span.end),
+                # To the bit where the update ends.
+                event.end if span.end == last else min(event.end, start + span.end),
             )
-
-
-def _shared(events: Sequence[Event], sharing: Mapping[str, float]) -> Iterator[Event]:
-    """Events of stages that exchange what several hold, once all of these have computed."""
-    computed = [each for each in events if each.track in sharing and each.kind != "update"]
-    begin = max((event.end for event in computed), default=0.0)
-    for track, seconds in sharing.items():
-        yield Event(track, "share", "share", None, begin, begin + seconds)

@@ -61,6 +61,17 @@ def task_clocks(plan: Plan) -> list[StageClock]:
     ]
 
 
+def sharing_start(plan: Plan, clocks: Sequence[StageClock]) -> float:
+    """When stages begin to exchange what several hold: once all of these have computed.
+
+    Args:
+        plan: a plan with a prediction.
+        clocks: what its schedules say of its stages.
+    """
+    both = zip(clocks, plan.predicted.stages, strict=True)
+    return max((clock.end for clock, stage in both if stage.sharing_seconds > 0), default=0.0)
+
+
 def update_spans(plan: Plan, clocks: Sequence[StageClock]) -> list[tuple[float, float]]:
     """When each stage updates its parameters.
 
@@ -74,10 +85,7 @@ def update_spans(plan: Plan, clocks: Sequence[StageClock]) -> list[tuple[float, 
     Returns:
         The start and the end of each update, in seconds.
     """
-    stages = plan.predicted.stages
-    # Stages exchange what several hold, once all of these have computed.
-    shares = [c.end for c, each in zip(clocks, stages, strict=True) if each.sharing_seconds > 0]
-    begin = max(shares, default=0.0)
+    stages, begin = plan.predicted.stages, sharing_start(plan, clocks)
     starts = [0.0] * len(stages)
     awaited = [begin + each.sharing_seconds if each.sharing_seconds > 0 else 0.0 for each in stages]
     for group in plan.sharing:

@@ -147,7 +147,7 @@ class BatchReader:
         if not comes(self._seconds - silent):
             raise InputError(
                 f"source: {what} were not read within {self._seconds:g} s; a source that takes "
-                f"longer needs a larger deadline"
+                f"longer, or is read for others meanwhile, needs a larger deadline"
             )
 
     def _submit(self, first_example: int, first: int, end: int) -> Future[list[np.ndarray]]:
