@@ -420,7 +420,7 @@ def test_what_fits_is_no_slower_than_in_fixed_ratios_that_fit(part: float):
 
 def test_what_fits_in_no_way_is_refused_with_the_bytes():
     model = vit(8, 1, 96, 384, 4)
-    with pytest.raises(InputError, match=r"member \d needs .* bytes on each device, and has"):
+    with pytest.raises(InputError, match=r"members\[\d\] needs .*B on each device, and has .*B;"):
         HapPlanner().plan(problem_of(model, cluster(100_000)))
 
 
